@@ -80,6 +80,8 @@ class Rules:
         self._writers: dict[Path, Launcher] = {}
         self._visits: set[tuple[str, str]] = set()  # who reached whose ring listener since the last start
         self._training: dict[str, Team] = {}
+        self.lossless: set[str] = set()  # jobs to which nothing happens that may lose a step
+        self._highest: dict[str, int] = {}  # step that a job has done
 
     def fail(self, text: str) -> None:
         """End the simulation: a rule was broken."""
@@ -155,6 +157,9 @@ class Rules:
         newest = max((newest_step(run.path) or 0 for _, run in members), default=0)
         if step < newest:
             self.fail(f"the training begins at step {step}, and there is a snapshot of step {newest}")
+        name = members[0][0].order.name
+        if name in self.lossless and step < self._highest.get(name, 0):
+            self.fail(f"the training begins at step {step}, and {name} had done step {self._highest[name]}")
 
     def steps(self, team: Team) -> None:
         """The training made a step: no other attempt of the job trains at the same time."""
@@ -162,6 +167,7 @@ class Rules:
         if other and other is not team and other.whole and not other.finished:
             self.fail(f"two attempts of {team.order.name} train at the same time")
         self._training[team.order.name] = team
+        self._highest[team.order.name] = max(team.step, self._highest.get(team.order.name, 0))
 
     def writes(self, launcher: Launcher, run: Run) -> None:
         """A launcher works on its node's folder: nobody else does."""

@@ -14,7 +14,7 @@ from rules import SLACK
 from virtual_launcher import Launcher, Order
 from world import World
 
-from slipway.launch.attempt.stops import Stop
+from slipway.launch.attempt.stops import LEAVE, Stop
 from slipway.protocol.outcomes import Word
 
 # Messages at which harm strikes, where it does not at a moment drawn at random.
@@ -373,6 +373,87 @@ async def told_to_go(world: World) -> list[Job]:
     return [job]
 
 
+async def reclaimed(world: World) -> list[Job]:
+    """Clouds take machines back, with a notice each. An elastic job continues without those nodes, and takes others in; any other job
+    waits for others in their place. No step is lost.
+    """
+    dice, job = world.dice, Job(world, draw_order("trainer", world.dice))
+    order = job.order
+    elastic = order.least < order.nodes
+    world.rules.lossless.add(order.name)
+    await job.start_all()
+    await job.trains()
+    most = order.nodes - (order.least if elastic else 1)
+    ranks = dice.sample(range(int(elastic), order.nodes), dice.randrange(1, most + 1))
+    await asyncio.gather(*(take_back(job, rank, replaced=not elastic or dice.random() < 0.5) for rank in ranks))
+    return [job]
+
+
+async def take_back(job: Job, rank: int, *, replaced: bool) -> None:
+    """Announce at a moment that the machine of a node goes away; it is `replaced` by another one, or never."""
+    world, dice = job.world, job.dice
+    await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 3), dice.uniform(0, 40))))
+    launcher = job.current[rank]
+    await leave(launcher, dice.uniform(30, 120))
+    if launcher.code not in (0, 75):
+        world.rules.fail(f"{launcher.process.name} was to leave, and ended with {launcher.code}")
+    if launcher.code == 75 and not replaced:
+        del job.current[rank]
+    elif launcher.code == 75:
+        await asyncio.sleep(dice.uniform(0, 20))
+        job.start(rank)
+
+
+async def leave(launcher: Launcher, left: float) -> None:
+    """Announce that a machine goes away in so many seconds, and wait until its launcher has ended: it must, by then."""
+    world, now = launcher.world, launcher.clock.monotonic()
+    if launcher.done:
+        return
+    world.log(launcher.process.name, f"NOTICE: its machine goes away in {left:.0f} s")
+    launcher.stops.came.append(Stop(now, signal.SIGTERM, "a notice", by=now + left - LEAVE, notice=True))
+    if world.dice.random() < 0.3:  # as an agent of the cloud or of the scheduler does
+        await asyncio.sleep(world.dice.uniform(0, 8))
+        if not launcher.done:
+            ask_to_stop(launcher)
+    while not launcher.done:
+        await asyncio.sleep(0.5)
+        if launcher.clock.monotonic() > now + left:
+            world.rules.fail(f"{launcher.process.name} still runs, and its machine goes away")
+
+
+async def all_reclaimed(world: World) -> list[Job]:
+    """So many machines are taken back at once that nobody is left to continue, or an elastic job loses node 0: all stop."""
+    dice, job = world.dice, Job(world, draw_order("trainer", world.dice))
+    order = job.order
+    world.rules.lossless.add(order.name)
+    await job.start_all()
+    await job.trains()
+    await asyncio.sleep(dice.uniform(0, 10))
+    fewest = order.nodes if order.least == order.nodes else 1
+    ranks = [0, *dice.sample(range(1, order.nodes), dice.randrange(fewest, order.nodes + 1) - 1)]
+    job.due = Word.STOPPED
+    await asyncio.gather(*(leave(job.current[rank], dice.uniform(30, 120)) for rank in ranks))
+    return [job]
+
+
+async def never_replaced(world: World) -> list[Job]:
+    """A job of a fixed size loses a machine, and nobody starts another one: the others wait, and end with 76."""
+    dice = world.dice
+    order = draw_order("trainer", dice)
+    job = Job(world, dataclasses.replace(order, least=order.nodes))
+    await job.start_all()
+    await job.trains()
+    await asyncio.sleep(dice.uniform(0, 10))
+    gone = dice.choice(list(job.current.values()))
+    await leave(gone, dice.uniform(30, 120))
+    while not all(one.done for one in job.current.values()):
+        await asyncio.sleep(1)
+    codes = {one.code for one in job.current.values() if one is not gone}
+    if (gone.code, codes) not in ((75, {76}), (0, {0})):  # it came too late
+        world.rules.fail(f"{gone.process.name} ended with {gone.code}, and the others with {codes}")
+    return []  # it came to no end that all agreed on
+
+
 def ask_to_stop(launcher: Launcher) -> None:
     """Send SIGTERM to a launcher."""
     launcher.world.log(launcher.process.name, "SIGTERM")
@@ -380,7 +461,8 @@ def ask_to_stop(launcher: Launcher) -> None:
 
 
 STORIES = (
-    *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go
+    *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go,
+    *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from slipway.check.disk import TEMPORARY
 from slipway.check.finding import NodeReport, misconfigured, probe, sick, skipped
+from slipway.check.machine import look_at_notices
 from slipway.check.nodes import OTHERS, meet
 from slipway.check.products import look_at_products
 from slipway.check.quick import quick_check
@@ -44,6 +45,7 @@ def examine(
     topology, trouble = (None, ()) if local else find_place(sources, devices, host)
     say("check: driver, limits, disks and names of this node")
     findings = (*early, *trouble, *quick_check(environ, host, devices, results_folder(sources), topology))
+    findings += probe("interruption notices", lambda: look_at_notices(sources, host, environ))
     count = len(devices.gpus)
     say(f"check: matrix product on {f'{count} GPU' + 's' * (count > 1) if count else 'the CPU'}")
     findings += probe("matrix product", lambda: look_at_products(devices, {**environ, **host.mended}))

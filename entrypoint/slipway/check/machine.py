@@ -1,20 +1,27 @@
 """What the machine, the container and the kernel allow this node: /dev/shm, memory, CPUs, open files and processes; whether the
-host names it needs resolve, and whether its port is free.
+host names it needs resolve, whether its port is free, and whether its cloud announces that it takes the machine back.
 """
 
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 
 from slipway.check.finding import misconfigured, ok, sick, warning, within
+from slipway.launch.interruptions.metadata import Service, explain_failure
+from slipway.launch.interruptions.watch import open_service
 from slipway.launch.rendezvous.connection_errors import connection_failure, explain_connection
 from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import is_loopback, listen
 from slipway.launch.resolve.container_checks import SMALL_SHM
 from slipway.launch.resolve.devices import Devices
+from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.sources import Sources
+from slipway.launch.resolve.spot import OFF, TITLES, choose_watched
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.cgroups import Memory, cgroup_folders, read_memory, read_number
 from slipway.protocol.errors import LaunchError
@@ -25,6 +32,7 @@ LITTLE_MEMORY = 1 << 30  # bytes left; a worker that has imported torch for CUDA
 FEW_FILES = 4096  # a data-loader worker that shares tensors keeps several open for each batch
 FEW_PROCESSES = 512  # torch starts dozens of threads in each worker, and they count
 ROOT = Path("/")
+NOTICES = "interruption notices"
 
 
 def look_at_shm(runtime: str, folder: Path = SHM) -> Iterator[Finding]:
@@ -187,3 +195,23 @@ def judge_port(port: int, address: str) -> Finding:
     except LaunchError as error:
         return misconfigured("MASTER_PORT", str(error))
     return ok("MASTER_PORT", f"{port} is free")
+
+
+def look_at_notices(
+    sources: Sources, host: Host, environ: Mapping[str, str], ask: Callable[..., Service] = open_service
+) -> Iterator[Finding]:
+    """The row about interruption notices: whether a cloud is asked for them, and what it answers. `ask` is for tests."""
+    watched = choose_watched(sources, host.dmi)
+    if watched.cloud == OFF:
+        yield ok(NOTICES, f"not watched ({watched.why})")
+        return
+    try:
+        found = ask(watched.cloud, environ).look(time.time(), wait=False)
+    except (OSError, HTTPException, ValueError) as error:
+        trouble, remedy = explain_failure(watched.cloud, error)
+        yield warning(NOTICES, f"not seen: {trouble} ({watched.why})", remedy)
+        return
+    for notice in found.notices:
+        yield warning(NOTICES, notice.text, "this machine may be taken back soon: start on another one")
+    if not found.notices:
+        yield ok(NOTICES, f"none now; {TITLES[watched.cloud]} is watched ({watched.why})")

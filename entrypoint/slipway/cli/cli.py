@@ -23,6 +23,7 @@ from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.resolve.runtimes import detect_runtime
+from slipway.launch.resolve.spot import SETTING, spot_value
 from slipway.launch.resolve.starters import instead, starter
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
 from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, LaunchError
@@ -144,6 +145,7 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
             choose_run(job.plan, job.sources, time.time())  # creates nothing, but fails where run would
     made = foresee_interfaces(job)
     values = resolved_values(job.plan.topology, job.sources)
+    values[SETTING] = spot_value(job.sources, job.host.dmi)
     if as_json:
         click.echo(json.dumps(plan_json(made, values, options_json(job)), indent=1))
     else:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
-from slipway.protocol.printable import utc
+from slipway.protocol.printable import printable, utc
 from slipway.protocol.replicas import ReplicaDifference
 
 SHOWN = 5  # attempts that failed, the newest
@@ -56,6 +56,7 @@ class Status:
     ledger: Ledger | None = None
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
+    stopping: Mapping[int, str] = field(default_factory=dict)  # why the workers of a node are to stop
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -120,6 +121,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         run.ledger(),
         run.node(0).failures(),
         run.differences(),
+        {node.rank: printable(why) for node in living if (why := node.stopping)},
     )
 
 
@@ -154,6 +156,7 @@ def status_json(status: Status) -> dict[str, Any]:
         "workers": [worker._asdict() for worker in status.workers],
         "slow": next(({"rank": beat.slow[0], "slower": beat.slow[1]} for beat in status.beats if beat.slow), None),
         "hang": status.hang or None,
+        "stopping": [{"node": node, "why": why} for node, why in status.stopping.items()],
         "ledger": ledger_json(status.ledger) if status.ledger else None,
         "failures": list(status.failures),
         "replicas": [difference._asdict() for difference in status.differences],
@@ -170,6 +173,7 @@ def status_lines(status: Status) -> list[str]:
     if (waiting := status.waiting) and waiting.since is not None:
         seconds = max(0.0, time.time() - waiting.since)
         lines.append(f"  waiting     for nodes, since {seconds:.0f} s, for attempt {waiting.attempt}")
+    lines += [f"  stopping    node {node}: {why}" for node, why in status.stopping.items() if not waiting]
     if status.hang:
         lines.append(f"  hang        {status.hang}")
     if not status.alive:

@@ -15,11 +15,13 @@ from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import conclude
 from slipway.launch.hangs.hang import HangReport
+from slipway.launch.interruptions.watch import Watch, open_service
 from slipway.launch.monitoring import open_metrics, open_notices
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
+from slipway.launch.resolve.spot import choose_watched
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
@@ -44,6 +46,7 @@ def run_job(job: Job) -> int:
     for note in job.plan.topology.notes:
         say(note)
     with Stops() as stops, ExitStack() as stack:
+        stack.enter_context(watch_notices(job, stops))
         if job.single:
             try:
                 node = enter_alone(job, stops, stack)
@@ -55,6 +58,12 @@ def run_job(job: Job) -> int:
 
         node = enter(job, stack)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
+
+
+def watch_notices(job: Job, stops: Stops) -> Watch:
+    """The watch on interruption notices of this machine, each of which is a request to stop. Raises LaunchError."""
+    watched = choose_watched(job.sources, job.host.dmi)
+    return Watch(watched, stops.announce, say, partial(open_service, watched.cloud, job.environ))
 
 
 def alone(job: Job, node: Node) -> SingleNode:
@@ -221,7 +230,7 @@ class Attempts:
     def _end(self, ending: Ending) -> int:
         """The end of a job after an attempt, the same on all nodes; the exit code."""
         job, node, verdict = self._job, self._node, ending.verdict
-        stay = "wait for its replacement" if job.replaced else "continue without it"
+        stay = "continue without it" if job.plan.topology.elastic else "wait for its replacement"
         why = Cause(CauseKind.LEAVES, stay) if self._leaves(ending) else ending.why
         self._notices.end(node.run, verdict)
         lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
@@ -308,7 +317,7 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
         start = f" from the snapshot in memory of step {in_memory}" if in_memory > (step or -1) else start
         say(f"starting again{later}{start}: attempt {number}")
         return
-    ranks, how = ", ".join(map(str, ending.leaving)), "with another" if job.replaced else "without"
+    ranks, how = ", ".join(map(str, ending.leaving)), "without" if job.plan.topology.elastic else "with another"
     then = f" {how} node {ranks}" if ranks else ""
     say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):

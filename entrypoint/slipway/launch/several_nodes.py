@@ -50,6 +50,7 @@ class SeveralNodes:
             nodes=topology.nodes,
             least=topology.least,
             replaced=job.replaced,
+            awaits=job.awaits_replacement,
             address=topology.master_addr,
             port=topology.master_port,
             timeout=job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT"),
@@ -145,7 +146,7 @@ class Exchange:
             stop = self._stops.came[self._told]
             self._told += 1
             if stop.here:
-                self._rendezvous.stop(stop.number.name, stop.name)
+                self._rendezvous.stop(stop.number.name, stop.name, notice=stop.notice)
 
 
 def may_count_processes(topology: Topology) -> bool:

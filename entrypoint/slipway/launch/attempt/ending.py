@@ -35,6 +35,8 @@ class StopSeen:
     killed: bool = False  # the workers had not ended when the grace was over
     impatient: bool = False  # or when Ctrl-C or `slipway stop` came again
     disk: str = ""  # why the stop flag could not be written
+    notice: bool = False  # a cloud announced that this machine goes away
+    short: bool = False  # and that leaves less than the grace
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,10 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
     words = {record.get("outcome") for record in files.values()}
     if word := next((word for word in (Word.CANCELLED, Word.STOPPED) if word in words), ""):
         record = next(record for record in files.values() if record.get("outcome") == word)
-        return outcome(word, Cause(text=str(record.get("message") or facts.stop.name)))
+        said = str(record.get("message") or facts.stop.name)
+        if facts.stop.notice:
+            return outcome(word, Cause(CauseKind.NOTICED, said, name=facts.stop.name))
+        return outcome(word, Cause(text=said))
     if facts.stop.word and not facts.own:
         return outcome(facts.stop.word, Cause(CauseKind.AFTER, name=facts.stop.name))
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
@@ -147,7 +152,8 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcom
     if facts.moved is False:
         return outcome(facts.stop.word, Cause(CauseKind.BEFORE_STEP, name=facts.stop.name))
     word = Word.CANCELLED if facts.stop.word == Word.CANCELLED else Word.PEER
-    return outcome(word, Cause(CauseKind.LATE, ", ".join(map(str, late)), name=facts.stop.name), rank=late[0])
+    kind = CauseKind.OVERTAKEN if facts.stop.short else CauseKind.LATE
+    return outcome(word, Cause(kind, ", ".join(map(str, late)), name=facts.stop.name), rank=late[0])
 
 
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:

@@ -50,10 +50,12 @@ class StopHandler:
         stop, now = self._stops.later or self._stops.first, self._machine.clock.monotonic()
         if stop is None:
             return
+        self.deadline.leave_by(self._stops.by)
         if stop != self._told:
             is_first, self._told, self._signalled = self._told is None, stop, set()
             if is_first:
-                self.seen = StopSeen(self._stops.word, stop.name)
+                short = self._stops.by < now + self._limits.grace
+                self.seen = StopSeen(self._stops.word, stop.name, notice=stop.notice, short=short)
                 said = f"stopping{self._begin(now, has_begun)}"
             else:
                 said = f"stopping already, at most {self.deadline.left(now):.0f} s are left"
@@ -67,10 +69,11 @@ class StopHandler:
     def _begin(self, now: float, has_begun: Callable[[], bool]) -> str:
         """Start the grace, or end at once what took no step yet: a start takes longer than `docker stop` waits."""
         self.deadline.stop(now)
+        left = f"at most {self.deadline.left(now):.0f} s"
         if not self._own:
-            return f", the script has at most {self._limits.grace:.0f} s to end"
+            return f", the script has {left} to end"
         if has_begun():
-            return f", at most {self._limits.grace:.0f} s for the snapshot"
+            return f", {left} for the snapshot"
         self.deadline.nothing_to_save(now)
         return " at once, since no step was taken yet and there is nothing to save"
 

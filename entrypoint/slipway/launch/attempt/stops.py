@@ -2,6 +2,7 @@
 this node's processes must have ended.
 """
 
+import math
 import select
 import signal
 import socket
@@ -25,18 +26,22 @@ STOP_WORDS = {
 }
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between two checks of the clock and of files
+LEAVE = 5.0  # s before a machine goes away by which its node should have left, with its verdict written
 
 
 class Stop(NamedTuple):
     """One request: when it came (monotonic seconds), the signal that it is or amounts to, and its name for people.
 
-    `here`: whether it was this launcher that was asked, and not another node's.
+    `here`: whether it was this launcher that was asked, and not another node's. `by`: the moment by which this node should have
+    left, since its machine goes away. `notice`: a cloud announced that; the job need not end with this node.
     """
 
     at: float
     number: signal.Signals
     name: str
     here: bool = True
+    by: float = math.inf
+    notice: bool = False
 
 
 def catch_stops(handler: Callable[[int, FrameType | None], object]) -> dict[signal.Signals, Any]:
@@ -73,6 +78,15 @@ class Stops:
         kind = signal.Signals(number)
         # Scripts that save when they are stopped handle SIGTERM.
         self.came.append(Stop(time.monotonic(), signal.SIGTERM if kind == signal.SIGHUP else kind, kind.name))
+
+    def announce(self, name: str, left: float | None) -> None:
+        """Take an interruption notice: this machine goes away, in so many seconds if that is known. From any thread."""
+        now = time.monotonic()
+        # Where little time is left the save gets most of it; a deadline that has passed says that the clocks differ.
+        by = now + max(left - LEAVE, left / 2) if left is not None and left > 0 else math.inf
+        self.came.append(Stop(now, signal.SIGTERM, name, by=by, notice=True))
+        with suppress(OSError):
+            self._writer.send(b"\0")  # wakes whoever waits
 
     def __exit__(self, *_: object) -> None:
         """Give back the handlers that were there before."""
@@ -135,6 +149,11 @@ class Stops:
         return next((stop for stop in self.came if stop.at - self.came[0].at > SAME_STOP), None)
 
     @property
+    def by(self) -> float:
+        """By when this node should have left, by any of the requests."""
+        return min((stop.by for stop in self.came), default=math.inf)
+
+    @property
     def impatient(self) -> bool:
         """Whether its user asked twice to stop for good: nothing is waited for any longer. What the system asked is no request
         of theirs, so one Ctrl-C after a scheduler's signal leaves the grace as it is.
@@ -164,7 +183,7 @@ def raise_flag(node_dir: Path, stop: Stop) -> str:
     """
     flag = node_dir / STOP_FILE
     try:
-        write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name})
+        write_json(flag, {"outcome": STOP_WORDS[stop.number], "signal": stop.number.name, "name": stop.name})
     except OSError as error:
         try:
             touch_run_file(flag)
@@ -205,6 +224,10 @@ class Deadline:
     def stop(self, now: float) -> None:
         """The workers are asked to stop."""
         self._stopping, self._at = True, min(self._at, now + self._grace)
+
+    def leave_by(self, moment: float) -> None:
+        """The machine goes away soon after this moment, whatever the grace is."""
+        self._at = min(self._at, moment)
 
     def nothing_to_save(self, now: float) -> None:
         """The workers, which were asked to stop, have nothing to save, and nobody needs their stacks."""

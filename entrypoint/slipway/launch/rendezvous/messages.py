@@ -293,13 +293,15 @@ class News:
 class Stopping:
     """A launcher was asked to stop, by this signal. From node 0: the job stops because of what this node was asked.
 
-    `name` is what people call it. ValueError for a signal that is no request to stop.
+    `name` is what people call it; `notice`: the node leaves because its machine goes away, and the job need not end. ValueError
+    for a signal that is no request to stop.
     """
 
     signal: str
     name: str
     node_rank: int = 0
     host: str = ""
+    notice: bool = False
 
     def __post_init__(self) -> None:
         """Only what a launcher catches itself is passed on."""

@@ -75,11 +75,14 @@ class Rendezvous:
         """
         return self._wait(self._join(card), stopped, LEAVE_SECONDS)
 
-    def stop(self, signal: str, name: str) -> None:
-        """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`."""
+    def stop(self, signal: str, name: str, *, notice: bool = False) -> None:
+        """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`.
+
+        `notice`: a cloud announced that its machine goes away.
+        """
         from slipway.launch.rendezvous.messages import Stopping
 
-        self._loop.call_soon_threadsafe(self._client.stop, Stopping(signal, name))
+        self._loop.call_soon_threadsafe(self._client.stop, Stopping(signal, name, notice=notice))
 
     @property
     def stops(self) -> "Sequence[Stopping]":

@@ -153,7 +153,8 @@ class Server:
         if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
             return False  # its user stopped it for good
         remain = (len(self.state.roster.ranks) if self.state.roster else 0) - len(leaving)
-        if self.terms.replaced:
+        noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
+        if self.terms.replaced or (noticed and self.terms.awaits):
             return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
         return (
             self.terms.enough < self.terms.nodes
@@ -298,13 +299,19 @@ class Server:
         elif isinstance(message, wire.Moves):
             self.state.standings.pop(node_rank, None)
         elif isinstance(message, wire.Stopping):
-            self.state.stopping[node_rank] = stop = replace(message, node_rank=node_rank, host=seat.card.host)
-            if not self.outlives(self.state.stopping):
-                self.broadcast(stop, but=node_rank)
-            elif not self.state.running:
-                del self.state.stopping[node_rank]
-                self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
-                self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
+            self._hear_stop(replace(message, node_rank=node_rank, host=seat.card.host), seat)
+
+    def _hear_stop(self, stop: wire.Stopping, seat: Seat) -> None:
+        node_rank, before = stop.node_rank, self.state.stopping.get(stop.node_rank)
+        if before and before.notice != stop.notice and stop.word == Word.STOPPED:
+            return  # a machine that a notice named goes down with a SIGTERM: what came first counts
+        self.state.stopping[node_rank] = stop
+        if not self.outlives(self.state.stopping):
+            self.broadcast(stop, but=node_rank)
+        elif not self.state.running:
+            del self.state.stopping[node_rank]
+            self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
+            self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
 
     def _miss(self, seat: Seat, ended: str, silence: float = 0.0) -> None:
         """A launcher's connection ended: a lost node during the run, an empty seat before it.

@@ -20,6 +20,7 @@ from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.runtimes import HOST, detect_runtime, runtime_of
 from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.printable import one_line
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
 
@@ -31,7 +32,8 @@ class Host:
     `runtime` is what runs us, for advice: host, docker, kubernetes or slurm. `image` names Slipway's own image, None
     elsewhere. `mounts` maps mount points to types of file systems, `shm` is the size of /dev/shm in bytes, `noexec`
     says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there. `affinity`
-    counts the cores that this process may run on, `cores` those of the machine or, under Slurm, of the job on this node.
+    counts the cores that this process may run on, `cores` those of the machine or, under Slurm, of the job on this node. `dmi`:
+    what the firmware says of the machine, by the names of the kernel's files.
     """
 
     fqdn: str
@@ -45,6 +47,7 @@ class Host:
     scratch: Path = Path("/tmp")  # noqa: S108  # a default for tests; `read_host` asks
     affinity: int = 1
     cores: int = 1
+    dmi: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shell(self) -> str:
@@ -79,7 +82,24 @@ def read_host(environ: Mapping[str, str]) -> Host:
         scratch,
         len(os.sched_getaffinity(0)),
         granted_cores(environ) or os.cpu_count() or 1,
+        read_dmi(),
     )
+
+
+# product_uuid is readable by root alone; older EC2 instances (Xen) say the same in hypervisor_uuid.
+DMI = {
+    name: f"sys/class/dmi/id/{name}"
+    for name in ("sys_vendor", "product_name", "product_uuid", "bios_version", "chassis_asset_tag")
+} | {"hypervisor_uuid": "sys/hypervisor/uuid"}
+
+
+def read_dmi(root: Path = Path("/")) -> dict[str, str]:
+    """What the firmware says of this machine; what is missing, empty or unreadable is left out."""
+    found = {}
+    for name, file in DMI.items():
+        with suppress(OSError):
+            found[name] = one_line((root / file).read_text(errors="replace")).strip()
+    return {name: text for name, text in found.items() if text}
 
 
 def name_user(environ: Mapping[str, str]) -> dict[str, str]:

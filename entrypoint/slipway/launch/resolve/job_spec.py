@@ -93,8 +93,15 @@ class Job:
 
         Not where the workload has to be stopped on every node, or may not be started again.
         """
+        return self.plan.topology.replaces and self.awaits_replacement
+
+    @property
+    def awaits_replacement(self) -> bool:
+        """Whether the others wait for another launcher in the place of a node whose machine goes away. Not where a scheduler can
+        only start the whole job again.
+        """
         topology, workload = self.plan.topology, self.plan.workload
-        return topology.replaces and not topology.elastic and workload.own and self.restarts > 0
+        return not (topology.elastic or topology.requeues) and workload.own and self.restarts > 0
 
 
 def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -> Topology:

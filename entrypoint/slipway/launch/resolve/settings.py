@@ -230,6 +230,15 @@ SETTINGS = (
         "1|0",
     ),
     Setting(
+        "SLIPWAY_SPOT",
+        "",
+        "auto",
+        _choice("off", "auto", "aws", "gcp", "azure"),
+        "Watch for interruption notices of a spot machine, and save and leave before it is taken back; auto asks the cloud that "
+        "the machine's firmware (DMI) names for certain, and nobody elsewhere.",
+        "off|auto|aws|gcp|azure",
+    ),
+    Setting(
         "SLIPWAY_RENDEZVOUS_TIMEOUT",
         "--rendezvous-timeout",
         "600",

@@ -53,6 +53,7 @@ from slipway.protocol.files import (
     SNAPSHOTS,
     STACKS_FILE,
     STEPS,
+    STOP_FILE,
     TRACE_FILE,
     TRACE_WANTED,
     WAITING_FILE,
@@ -134,6 +135,11 @@ class NodeDirectory(NamedTuple):
     def hang(self) -> str:
         """A hang of a script that lasts, in words; empty without one."""
         return read_record(HangRecord, self.file(HANG_FILE)).text
+
+    @property
+    def stopping(self) -> str:
+        """Why its workers were asked to stop, in words; empty where they were not."""
+        return read_record(StopRecord, self.path / STOP_FILE).name
 
     def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
         """The newest heartbeat of each rank that has one, of all ranks of the node by default."""

@@ -81,9 +81,10 @@ class HangRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """A stop file: the outcome that it asks for, empty for the usual one."""
+    """A stop file: the outcome that it asks for, empty for the usual one; in a node's folder also the `name` of the request."""
 
     outcome: str = ""
+    name: str = ""
 
 
 class RankStatus(NamedTuple):

@@ -73,6 +73,9 @@ def heading(word: str, cause: object) -> str:
 ADVICE = {
     CauseKind.HANG: "read the stacks above, which are also in outcome.json; for all that the rank printed, type {logs}",
     CauseKind.LATE: "the newest snapshot is intact; more time: --grace-seconds S",
+    CauseKind.OVERTAKEN: (
+        "the newest snapshot is intact; the notice left less time than a snapshot takes: save more often (--save-every)"
+    ),
     CauseKind.RUN_GONE: "if it was renamed, continue with --run-dir NEW-NAME --resume auto; else look at its disk",
 }
 # Where nothing more is known of how a worker ended.

@@ -45,6 +45,8 @@ class CauseKind(StrEnum):
     BEFORE_STEP = "before-step", "{name} came before the first step: there was nothing to save"
     BETWEEN = "between", "{name} came before attempt {next}; attempt {number} ended at {text}"
     LATE = "late", "{name}: {ranks} had not ended when the grace period was over, and {were} killed"
+    OVERTAKEN = "overtaken", "{name}: {ranks} had not ended in time, and {were} killed before the machine goes away"
+    NOTICED = "noticed", "{name}: {text}"
     IMPATIENT = "impatient", "killed at the second Ctrl-C or `slipway stop`; what was not in a snapshot is lost"
     TAKEN = "taken", "{name}, while rank {text} was killed (SIGKILL); the snapshot of step {number} is intact"
     # Why there is no further attempt.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from slipway.launch.verdict.cause import NAME, TEXT, Cause
+from slipway.launch.verdict.cause import NAME, TEXT, Cause, CauseKind
 from slipway.protocol.causes import Sign
 from slipway.protocol.errors import CODE_OF, PEER, UNHEALTHY
 from slipway.protocol.outcomes import GOOD, Word
@@ -111,6 +111,8 @@ def apart(time: float, other: float) -> str:
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """One verdict from the outcomes of all nodes (at least one), whose times are by one clock."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.time, outcome.node_rank))
+    # All stopped because of the node whose machine goes away, whichever was through first.
+    ordered.sort(key=lambda outcome: outcome.cause.kind != CauseKind.NOTICED)
     # Of nodes that only lost another those count that a retry may help, whichever was first.
     bad = sorted(
         (outcome for outcome in ordered if not outcome.good), key=lambda one: Sign.REMOTE not in one.cause.signs

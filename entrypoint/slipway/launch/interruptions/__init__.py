@@ -1,0 +1,1 @@
+"""Interruption notices: what a cloud announces to a machine that it is about to take back."""

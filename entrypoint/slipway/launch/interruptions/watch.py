@@ -1,0 +1,106 @@
+"""A thread of the launcher that asks the metadata service of the machine's cloud for interruption notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from slipway.launch.resolve.spot import OFF, TITLES, Watched
+from slipway.process.machine import CLOCK, Clock
+
+if TYPE_CHECKING:  # an HTTP client takes as long to import as the rest of a launcher; most machines need none
+    from slipway.launch.interruptions.metadata import Service
+    from slipway.launch.interruptions.notice import Notice
+
+FIRST_SECONDS = 2.0  # that a start waits for the first look: on a machine that is about to go, nothing should begin
+PATIENCE = 3  # looks that may fail in a row before that is reported
+LONGEST = 60.0  # s between two looks while the service fails
+
+
+def open_service(cloud: str, environ: Mapping[str, str]) -> Service:
+    """The metadata service of a cloud, at its usual address or the one that the environment names."""
+    from slipway.launch.interruptions.metadata import SERVICES, address_of, fetch_from
+
+    return SERVICES[cloud](fetch_from(address_of(cloud, environ)))
+
+
+class Watch:
+    """The watch on one cloud's notices, as a context manager. It ends with the first notice, after which the node leaves."""
+
+    def __init__(
+        self,
+        watched: Watched,
+        note: Callable[[str, float | None], object],
+        say: Callable[[str], None],
+        open_service: Callable[[], Service],
+        clock: Clock = CLOCK,
+    ) -> None:
+        """`note` is called from the thread with a notice as text and the seconds that it leaves, None where it does not say.
+
+        `say` prints a line; `open_service` connects to nothing yet.
+        """
+        self._watched, self._note, self._say, self._open, self._clock = watched, note, say, open_service, clock
+        self._over, self._looked = threading.Event(), threading.Event()
+        self._failures, self._reported = 0, False
+        self._warnings: set[Notice] = set()
+
+    def __enter__(self) -> Self:
+        """Start to watch, and wait a moment for the first answer. Nothing is asked where no cloud is watched."""
+        if self._watched.cloud != OFF:
+            self._say(f"watching for interruption notices of {TITLES[self._watched.cloud]} ({self._watched.why})")
+            with suppress(RuntimeError):  # no more threads: the workers will report that
+                threading.Thread(target=self._run, daemon=True, name="interruption notices").start()
+                self._looked.wait(FIRST_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the watch, without waiting for a request that is under way."""
+        self._over.set()
+
+    def _run(self) -> None:
+        service = self._open()
+        while not self._over.is_set() and not self.look(service):
+            self._over.wait(self.pause(service))
+
+    def pause(self, service: Service) -> float:
+        """Seconds until the next look."""
+        return min(service.pause * float(2**self._failures), LONGEST)
+
+    def look(self, service: Service) -> bool:
+        """Ask once; whether this machine is about to go, and nothing more need be asked."""
+        from http.client import HTTPException
+
+        try:
+            found = service.look(self._clock.time(), wait=self._looked.is_set())
+        except (OSError, HTTPException, ValueError) as error:
+            self._fail(error)
+            return False
+        finally:
+            self._looked.set()
+        self._succeed()
+        for notice in found.notices:
+            if not notice.warning:
+                now = self._clock.time() if found.date is None else found.date
+                self._note(notice.text, None if notice.deadline is None else notice.deadline - now)
+                return True
+            if notice not in self._warnings:
+                self._warnings.add(notice)
+                self._say(f"{notice.text}: the job continues")
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        from slipway.launch.interruptions.metadata import explain_failure
+
+        self._failures += 1
+        if self._failures == PATIENCE and not self._reported:
+            self._reported = True
+            trouble, remedy = explain_failure(self._watched.cloud, error)
+            self._say(f"warning: interruption notices are not seen: {trouble}. What to do: {remedy}.")
+
+    def _succeed(self) -> None:
+        if self._reported:
+            self._reported = False
+            self._say(f"interruption notices of {TITLES[self._watched.cloud]} are watched again")
+        self._failures = 0

@@ -1,0 +1,117 @@
+"""Real launchers whose cloud announces that it takes their machine back."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_clouds import FakeAws, serve
+from launchers import Launcher
+from stand_in_rules import Rule, Rules
+
+Run = Callable[..., Launcher]
+HELD = Rule("hold")
+WORDS = ("linear", "--steps", "9", "--log-every", "1")
+
+
+def on_ec2(address: str) -> dict[str, str]:
+    """The environment of a launcher on an instance whose metadata service is at this address."""
+    return {"SLIPWAY_SPOT": "aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT": address}
+
+
+def first_end(folder: Path) -> dict[str, Any]:
+    """How the first attempt of the run in a folder ended."""
+    outcome = json.loads(next(folder.glob("*/outcome.json")).read_text())
+    return dict(outcome["attempts"][0]["outcome"])
+
+
+@pytest.mark.pull
+def test_a_notice_saves_and_ends_a_single_node_with_75_and_is_named(
+    start: Run, slipway: Run, rules: Rules, tmp_path: Path
+) -> None:
+    cloud = FakeAws(now=time.time())
+    with serve(cloud) as address:
+        job = start(*WORDS, **rules.variables(HELD), **on_ec2(address))
+        rules.wait_for(HELD, job)
+        cloud.due = cloud.now
+        job.wait_for("received: stopping, at most 1")  # 110 s, or what is left of 120
+        status = slipway("status").text
+        rules.let_go(HELD)
+        assert job.end() == 75, job.text
+    notice = f"AWS interruption notice (spot instance action terminate, deadline {cloud.deadline:%Y-%m-%d %H:%M:%S} UTC)"
+    assert f"  stopping    node 0: {notice}\n" in status
+    assert [path.name for path in tmp_path.glob("runs/*/snapshots/step-*")] == ["step-00000005"]
+    end = first_end(tmp_path / "runs")
+    assert (end["word"], end["cause"]) == ("stopped", "noticed")
+    assert end["evidence"].startswith(f"{notice}: stopped at step 5 of 9")
+    assert f"stopped by the system: node 0 ({end['host']}): {notice}" in slipway("status").text
+
+
+def test_the_other_node_waits_for_the_replacement_and_no_step_is_lost(node: Run, rules: Rules, tmp_path: Path) -> None:
+    cloud, quiet = FakeAws(now=time.time()), FakeAws(now=time.time())
+    with serve(cloud) as taken, serve(quiet) as other:
+        told = rules.variables(HELD)
+        jobs = [node(0, 2, *WORDS, "--runs", "disk-0", **told, **on_ec2(other))]
+        jobs += [node(1, 2, *WORDS, "--runs", "disk-1", **told, **on_ec2(taken))]
+        rules.wait_for(HELD, jobs[0])
+        cloud.due = cloud.now
+        jobs[1].wait_for("received: stopping, at most")
+        rules.let_go(HELD)
+        assert jobs[1].end() == 75, jobs[1].text
+        assert "this node leaves, and the others wait for its replacement" in jobs[1].text
+        jobs[0].wait_for("waiting for nodes again in 1 s, for attempt 2 with another node 1")
+        jobs[1] = node(1, 2, *WORDS, "--runs", "new-disk", **rules.variables(), **on_ec2(other))
+        assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
+    end = first_end(tmp_path / "disk-0")
+    assert (end["node_rank"], end["word"], end["cause"]) == (1, "stopped", "noticed")
+
+
+def test_an_elastic_job_continues_without_the_node(node: Run, rules: Rules, tmp_path: Path) -> None:
+    cloud = FakeAws(now=time.time())
+    with serve(cloud) as taken:
+        told = rules.variables(HELD) | {"SLIPWAY_ELASTIC_WINDOW": "1"}
+        jobs = [node(0, "1:2", *WORDS, "--runs", "disk-0", **told)]
+        jobs += [node(1, "1:2", *WORDS, "--runs", "disk-1", **told, **on_ec2(taken))]
+        rules.wait_for(HELD, jobs[0])
+        cloud.due = cloud.now
+        jobs[1].wait_for("received: stopping, at most")
+        rules.let_go(HELD)
+        assert [job.end() for job in jobs] == [0, 75], jobs[0].text + jobs[1].text
+    assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
+
+
+def test_a_launcher_that_starts_on_a_machine_that_is_about_to_go_does_not_join(node: Run, rules: Rules) -> None:
+    """As an engine starts it again after its exit code 75."""
+    with serve(FakeAws(now=time.time(), due=0.0)) as taken:
+        job = node(1, 2, *WORDS, **rules.variables(), **on_ec2(taken))
+        assert job.end() == 75, job.text
+    assert "AWS interruption notice" in job.text
+
+
+@pytest.mark.needs("network namespaces")
+def test_no_request_leaves_a_machine_that_is_in_no_cloud(start: Run, rules: Rules, tmp_path: Path) -> None:
+    """In a network namespace the link-local address is this machine's own, and whoever connects to it is counted."""
+    listener = tmp_path / "listener.py"
+    listener.write_text(
+        "import socket, subprocess, sys, threading\n"
+        "for words in (['link', 'set', 'lo', 'up'], ['addr', 'add', '169.254.169.254/32', 'dev', 'lo']):\n"
+        "    subprocess.run(['ip', *words], check=True)\n"
+        "server = socket.create_server(('169.254.169.254', 80))\n"
+        "def count():\n"
+        "    while True:\n"
+        "        server.accept()\n"
+        "        print('a request', flush=True)\n"
+        "threading.Thread(target=count, daemon=True).start()\n"
+        "sys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
+    )
+    before = ("unshare", "--net", "python3", str(listener))
+    seen = {}
+    for choice in ("auto", "aws"):
+        job = start("linear", "--steps", "3", before=before, **rules.variables(), SLIPWAY_SPOT=choice)
+        assert job.end() == 0, job.text
+        seen[choice] = job.text.count("a request")
+    assert seen["auto"] == 0
+    assert seen["aws"] > 0, "what is counted is seen where it is asked for"
