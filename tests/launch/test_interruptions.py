@@ -1,6 +1,7 @@
 """Real launchers whose cloud announces that it takes their machine back."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from stand_in_rules import Rule, Rules
 
 Run = Callable[..., Launcher]
 HELD = Rule("hold")
+DAY = 86_400.0  # s that a notice leaves: no test waits for its deadline
 WORDS = ("linear", "--steps", "9", "--log-every", "1")
 
 
@@ -27,20 +29,36 @@ def first_end(folder: Path) -> dict[str, Any]:
     return dict(outcome["attempts"][0]["outcome"])
 
 
+def stopped(evidence: str) -> int:
+    """The step at which all stopped."""
+    found = re.search(r"stopped at step (\d+) of 9, snapshot saved", evidence)
+    assert found, evidence
+    return int(found[1])
+
+
+def resumed(job: Launcher) -> int:
+    """The step from which a job resumed."""
+    found = re.search(r"resuming from .*/step-0*(\d+)\n", job.text)
+    assert found, job.text
+    return int(found[1])
+
+
 @pytest.mark.pull
 def test_a_notice_saves_and_ends_a_single_node_with_75_and_is_named(
     start: Run, slipway: Run, rules: Rules, tmp_path: Path
 ) -> None:
-    cloud = FakeAws(now=time.time())
+    cloud = FakeAws(now=time.time(), left=DAY)
     with serve(cloud) as address:
         job = start(*WORDS, **rules.variables(HELD), **on_ec2(address))
         rules.wait_for(HELD, job)
         cloud.due = cloud.now
-        job.wait_for("received: stopping, at most 1")  # 110 s, or what is left of 120
+        job.wait_for("received: stopping, at most 110 s for the snapshot")
         status = slipway("status").text
         rules.let_go(HELD)
         assert job.end() == 75, job.text
-    notice = f"AWS interruption notice (spot instance action terminate, deadline {cloud.deadline:%Y-%m-%d %H:%M:%S} UTC)"
+    notice = (
+        f"AWS interruption notice (spot instance action terminate, deadline {cloud.deadline:%Y-%m-%d %H:%M:%S} UTC)"
+    )
     assert f"  stopping    node 0: {notice}\n" in status
     assert [path.name for path in tmp_path.glob("runs/*/snapshots/step-*")] == ["step-00000005"]
     end = first_end(tmp_path / "runs")
@@ -50,7 +68,7 @@ def test_a_notice_saves_and_ends_a_single_node_with_75_and_is_named(
 
 
 def test_the_other_node_waits_for_the_replacement_and_no_step_is_lost(node: Run, rules: Rules, tmp_path: Path) -> None:
-    cloud, quiet = FakeAws(now=time.time()), FakeAws(now=time.time())
+    cloud, quiet = FakeAws(now=time.time(), left=DAY), FakeAws(now=time.time(), left=DAY)
     with serve(cloud) as taken, serve(quiet) as other:
         told = rules.variables(HELD)
         jobs = [node(0, 2, *WORDS, "--runs", "disk-0", **told, **on_ec2(other))]
@@ -64,15 +82,15 @@ def test_the_other_node_waits_for_the_replacement_and_no_step_is_lost(node: Run,
         jobs[0].wait_for("waiting for nodes again in 1 s, for attempt 2 with another node 1")
         jobs[1] = node(1, 2, *WORDS, "--runs", "new-disk", **rules.variables(), **on_ec2(other))
         assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
     end = first_end(tmp_path / "disk-0")
+    assert resumed(jobs[0]) == stopped(end["evidence"])
     assert (end["node_rank"], end["word"], end["cause"]) == (1, "stopped", "noticed")
 
 
 def test_an_elastic_job_continues_without_the_node(node: Run, rules: Rules, tmp_path: Path) -> None:
-    cloud = FakeAws(now=time.time())
+    cloud = FakeAws(now=time.time(), left=DAY)
     with serve(cloud) as taken:
-        told = rules.variables(HELD) | {"SLIPWAY_ELASTIC_WINDOW": "1"}
+        told = rules.variables(HELD)
         jobs = [node(0, "1:2", *WORDS, "--runs", "disk-0", **told)]
         jobs += [node(1, "1:2", *WORDS, "--runs", "disk-1", **told, **on_ec2(taken))]
         rules.wait_for(HELD, jobs[0])
@@ -80,12 +98,12 @@ def test_an_elastic_job_continues_without_the_node(node: Run, rules: Rules, tmp_
         jobs[1].wait_for("received: stopping, at most")
         rules.let_go(HELD)
         assert [job.end() for job in jobs] == [0, 75], jobs[0].text + jobs[1].text
-    assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
+    assert resumed(jobs[0]) == stopped(first_end(tmp_path / "disk-0")["evidence"])
 
 
 def test_a_launcher_that_starts_on_a_machine_that_is_about_to_go_does_not_join(node: Run, rules: Rules) -> None:
     """As an engine starts it again after its exit code 75."""
-    with serve(FakeAws(now=time.time(), due=0.0)) as taken:
+    with serve(FakeAws(now=time.time(), due=0.0, left=DAY)) as taken:
         job = node(1, 2, *WORDS, **rules.variables(), **on_ec2(taken))
         assert job.end() == 75, job.text
     assert "AWS interruption notice" in job.text

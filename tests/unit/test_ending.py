@@ -71,7 +71,9 @@ def test_the_first_cause_is_known_once_a_rank_failed_that_did_not_lose_another(
     assert is_cause_known(records, failures) == known
 
 
-STOPS = {"stop": "word", "signal": "name"} | {name: name for name in ("numbers", "killed", "impatient", "disk")}
+STOPS = {"stop": "word", "signal": "name"} | {
+    name: name for name in ("numbers", "killed", "impatient", "disk", "notice", "short")
+}
 HANGS = {"hang": "text", "behind": "rank", "hung": "time"}
 
 
@@ -326,6 +328,22 @@ def test_who_had_not_ended_when_the_grace_was_over_is_named(
 ) -> None:
     outcome = end(tmp_path, files, ranks=ranks, status=-9, killed=True, **STOP)
     assert (outcome.evidence, outcome.rank) == (says, rank)
+
+
+NOTICED = {"stop": "stopped", "signal": "AWS interruption notice (stop)", "notice": True}
+
+
+def test_a_machine_that_goes_away_is_why_a_job_stopped_or_lost_what_it_could_not_save(tmp_path: Path) -> None:
+    for name, files, facts, word, cause in (
+        ("saved", SAVED, {}, "stopped", "noticed"),
+        ("late", {}, {"status": -9, "killed": True, "short": True}, "peer", "overtaken"),
+        ("in a short grace", {}, {"status": -9, "killed": True}, "peer", "late"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        outcome = end(folder, files, **NOTICED | facts)
+        assert (name, outcome.word, outcome.cause.kind) == (name, word, cause)
+        assert outcome.evidence.startswith("AWS interruption notice (stop): ")
 
 
 @pytest.mark.parametrize(

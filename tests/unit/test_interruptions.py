@@ -24,7 +24,7 @@ from slipway.launch.interruptions.notice import (
     read_gcp_maintenance,
     read_gcp_preempted,
 )
-from slipway.launch.interruptions.watch import LONGEST, PATIENCE, Watch
+from slipway.launch.interruptions.watch import LONGEST, PATIENCE, NoticeWatch
 from slipway.launch.resolve.host import Host, read_dmi
 from slipway.launch.resolve.spot import AZURE_TAG, Watched, choose_watched, name_cloud
 from slipway.process.machine import Clock
@@ -119,7 +119,7 @@ def test_nothing_is_asked_on_a_machine_that_is_in_no_cloud(
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     said: list[str] = []
-    with Watch(choose_watched(make_sources({}), dmi), refuse, said.append, refuse):
+    with NoticeWatch(choose_watched(make_sources({}), dmi), refuse, said.append, refuse):
         pass
     rows = [*look_at_notices(make_sources({}), Host("host", 1, "host", {}, dmi=dmi), {}, refuse)]
     assert said == []
@@ -134,7 +134,7 @@ class Play:
         self.cloud, self.notes, self.said = cloud, [], []  # type: tuple[Cloud, list[tuple[str, float | None]], list[str]]
         self.service = SERVICES[name](fetch or cloud.fetch)
         clock = Clock(time=lambda: cloud.now + ahead)
-        self.watch = Watch(
+        self.watch = NoticeWatch(
             Watched(name, "a test"),
             lambda *note: self.notes.append(note),
             self.said.append,
@@ -366,7 +366,7 @@ def test_a_notice_is_a_request_to_stop_that_wakes_whoever_waits(stops: Stops) ->
     with ExitStack() as stack:
         address = stack.enter_context(serve(cloud))
         service: Callable[[], Any] = lambda: SERVICES["aws"](fetch_from(address))  # noqa: E731
-        stack.enter_context(Watch(Watched("aws", "a test"), stops.announce, lambda line: None, service))
+        stack.enter_context(NoticeWatch(Watched("aws", "a test"), stops.announce, lambda line: None, service))
         assert stops.wait(60), "the notice wakes it"
     [stop] = stops.came
     assert (stop.number, stop.here, stop.notice, stops.word) == (signal.SIGTERM, True, True, "stopped")

@@ -120,6 +120,25 @@ def test_only_the_pods_of_an_indexed_job_are_replaced_one_by_one(
     assert job.replaced == replaced
 
 
+@pytest.mark.parametrize(
+    ("nodes", "environ", "words", "awaits"),
+    [
+        ("2", {}, ("linear",), True),
+        ("2", INDEXED, ("linear",), True),
+        ("1:2", {}, ("linear",), False),  # it shrinks
+        ("2", {"SLIPWAY_MAX_RESTARTS": "0"}, ("linear",), False),
+        ("2", {"SLIPWAY_MAX_RESTARTS": "3"}, ("-m", "train"), False),
+        ("2", dict(BARE_SRUN), ("linear",), False),  # Slurm starts the whole job again, or nothing
+    ],
+)
+def test_a_replacement_is_awaited_where_somebody_can_start_one(
+    nodes: str, environ: dict[str, str], words: tuple[str, ...], awaits: bool
+) -> None:
+    given = environ if environ == BARE_SRUN else {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes, **environ}
+    job = dataclasses.replace(job_of(), plan=plan_for(words, given), sources=make_sources(given))
+    assert job.awaits_replacement == awaits
+
+
 def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:
     ending = rule(tried().outcome, tries=(tried(1, moved=True), tried(2, moved=True)))
     assert (ending.pause, ending.verdict.word, ending.verdict.code(1)) == (None, "no-progress", 93)
@@ -228,7 +247,7 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
         def __init__(self, terms: object) -> None:
             pass
 
-        def stop(self, number: str, name: str) -> None:
+        def stop(self, number: str, name: str, *, notice: bool) -> None:
             told.append(name)
 
         def report(self, outcome: Outcome, *_: object) -> Ending:

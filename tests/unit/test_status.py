@@ -306,6 +306,15 @@ def test_where_there_is_no_run_to_list_that_is_said(slipway: Slipway) -> None:
     assert "slipway run" in slipway("runs").err
 
 
+def test_a_node_that_is_to_stop_is_shown_with_the_reason() -> None:
+    run, why = make(beats=1), "AWS interruption notice (stop, without a deadline)"
+    with held(run):
+        write_json(run / "node-0/stop", {"outcome": "stopped", "signal": "SIGTERM", "name": f"{why}\x1b[2J"})
+        status = read_status(run)
+    assert f"  stopping    node 0: {why}" in status_lines(status)
+    assert status_json(status)["stopping"] == [{"node": 0, "why": why}]
+
+
 def test_watching_shows_what_changed_until_the_run_ends() -> None:
     run = make(beats=1)
     with held(run):

@@ -135,7 +135,8 @@ def test_a_stop_file_that_was_there_before_was_meant_for_somebody_else(stops: St
 
 def test_the_flag_for_the_workers_says_what_was_asked(tmp_path: Path) -> None:
     assert raise_flag(tmp_path, Stop(0.0, INT, "`slipway stop`")) == ""
-    assert json.loads((tmp_path / "stop").read_text()) == {"outcome": "cancelled", "signal": "SIGINT"}
+    flag = {"outcome": "cancelled", "signal": "SIGINT", "name": "`slipway stop`"}
+    assert json.loads((tmp_path / "stop").read_text()) == flag
 
 
 def test_a_flag_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -26,10 +26,17 @@ TIMEOUT = {"evidence": "RuntimeError: Timed out waiting 1800000ms for recv opera
 NO_DRIVER = {"evidence": "RuntimeError: Found no NVIDIA driver on your system"}
 
 
+NOTICE = ("stopped", {"cause": Cause(CauseKind.NOTICED, "saved", name="a notice")})
+
+
 @pytest.mark.parametrize(
     ("outcomes", "first", "codes"),
     [
         (ended("finished", "finished"), 0, (0, 0)),
+        (ended("stopped", NOTICE), 1, (75, 75)),  # all stopped because of that machine
+        (ended("stopped", "cancelled", NOTICE), 1, (79, 79, 79)),
+        (ended("peer", "stopped", NOTICE), 2, (75, 75, 75)),
+        (ended("failed", NOTICE), 0, (1, 1)),
         (ended("finished", "failed"), 1, (1, 1)),
         (ended("peer", "failed"), 1, (1, 1)),
         (ended("peer", "peer", "failed"), 2, (1, 1, 1)),

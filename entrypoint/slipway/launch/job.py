@@ -15,7 +15,7 @@ from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import conclude
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.interruptions.watch import Watch, open_service
+from slipway.launch.interruptions.watch import NoticeWatch, open_service
 from slipway.launch.monitoring import open_metrics, open_notices
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
@@ -60,10 +60,10 @@ def run_job(job: Job) -> int:
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
 
 
-def watch_notices(job: Job, stops: Stops) -> Watch:
+def watch_notices(job: Job, stops: Stops) -> NoticeWatch:
     """The watch on interruption notices of this machine, each of which is a request to stop. Raises LaunchError."""
     watched = choose_watched(job.sources, job.host.dmi)
-    return Watch(watched, stops.announce, say, partial(open_service, watched.cloud, job.environ))
+    return NoticeWatch(watched, stops.announce, say, partial(open_service, watched.cloud, job.environ))
 
 
 def alone(job: Job, node: Node) -> SingleNode:
@@ -327,9 +327,11 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
 def stopped_here(job: Job, node: Node, stops: Stops, now: float) -> Try:
     """What a stop makes of a job of which nothing runs: the newest snapshot is intact."""
     node_rank, host = job.plan.topology.node_rank, socket.gethostname()
+    name = stops.came[0].name
     if not node.tries:
-        return Try(node.run.attempt, Outcome(node_rank, host, stops.word, now))
-    last, name = node.tries[-1], stops.came[0].name
+        early = Cause(CauseKind.BEFORE_START, name=name)
+        return Try(node.run.attempt, Outcome(node_rank, host, stops.word, now, cause=early))
+    last = node.tries[-1]
     cause = Cause(CauseKind.BETWEEN, locate(last.outcome), last.number, name)
     outcome = Outcome(node_rank, host, stops.word, now, cause=cause)
     return Try(last.number, outcome, last.after, last.after, last.moved)

@@ -84,7 +84,7 @@ def address_of(cloud: str, environ: Mapping[str, str]) -> str:
     return named if "://" in named else f"http://{named}"
 
 
-class Look(NamedTuple):
+class Sighting(NamedTuple):
     """What one look found, and the service's own time at that, None where it does not say."""
 
     notices: list[Notice]
@@ -96,7 +96,7 @@ class Service(Protocol):
 
     pause: float
 
-    def look(self, now: float, *, wait: bool) -> Look:
+    def look(self, now: float, *, wait: bool) -> Sighting:
         """Ask once. `now` is this machine's own clock; with `wait` the service may keep the request until something changes.
 
         Raises OSError, http.client.HTTPException, ValueError.
@@ -112,15 +112,15 @@ class Aws:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._token = fetch, ""
 
-    def look(self, now: float, *, wait: bool) -> Look:
+    def look(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         action = self._get("spot/instance-action")
         if action.status == OK:
-            return Look([read_aws_action(action.text)], action.date)
+            return Sighting([read_aws_action(action.text)], action.date)
         if action.status != MISSING:
             raise RefusedError("spot/instance-action", action.status)
         rebalance = self._get("events/recommendations/rebalance")
-        return Look(read_aws_rebalance(rebalance.text) if rebalance.status == OK else [], rebalance.date)
+        return Sighting(read_aws_rebalance(rebalance.text) if rebalance.status == OK else [], rebalance.date)
 
     def _get(self, key: str) -> Answer:
         path = f"/latest/meta-data/{key}"
@@ -147,15 +147,15 @@ class Gcp:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
 
-    def look(self, now: float, *, wait: bool) -> Look:
+    def look(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         preempted = self._get(f"preempted?wait_for_change=true&timeout_sec={WAIT}" if wait else "preempted")
         if preempted.status != OK:
             raise RefusedError("instance/preempted", preempted.status)
         if found := read_gcp_preempted(preempted.text, now if preempted.date is None else preempted.date):
-            return Look(found, preempted.date)
+            return Sighting(found, preempted.date)
         maintenance = self._get("maintenance-event")
-        return Look(read_gcp_maintenance(maintenance.text) if maintenance.status == OK else [], maintenance.date)
+        return Sighting(read_gcp_maintenance(maintenance.text) if maintenance.status == OK else [], maintenance.date)
 
     def _get(self, key: str) -> Answer:
         return self._fetch("GET", f"/computeMetadata/v1/instance/{key}", {"Metadata-Flavor": "Google"})
@@ -169,11 +169,11 @@ class Azure:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._name = fetch, ""
 
-    def look(self, now: float, *, wait: bool) -> Look:
+    def look(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         self._name = self._name or self._get(AZURE_NAME).text.strip()
         answer = self._get(AZURE_EVENTS)
-        return Look(read_azure_events(answer.text, self._name), answer.date)
+        return Sighting(read_azure_events(answer.text, self._name), answer.date)
 
     def _get(self, path: str) -> Answer:
         answer = self._fetch("GET", path, {"Metadata": "true"})

@@ -26,7 +26,7 @@ def open_service(cloud: str, environ: Mapping[str, str]) -> Service:
     return SERVICES[cloud](fetch_from(address_of(cloud, environ)))
 
 
-class Watch:
+class NoticeWatch:
     """The watch on one cloud's notices, as a context manager. It ends with the first notice, after which the node leaves."""
 
     def __init__(
