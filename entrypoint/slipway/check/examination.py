@@ -7,7 +7,7 @@ from slipway.check.disk import TEMPORARY
 from slipway.check.finding import NodeReport, misconfigured, probe, sick, skipped
 from slipway.check.machine import look_at_notices
 from slipway.check.nodes import OTHERS, meet
-from slipway.check.products import look_at_products
+from slipway.check.products import look_at_burn, look_at_products
 from slipway.check.quick import quick_check
 from slipway.launch.attempt.terminal import say
 from slipway.launch.rendezvous.messages import Finding
@@ -35,9 +35,10 @@ def look_at_host(environ: Mapping[str, str]) -> tuple[Host, tuple[Finding, ...]]
 
 
 def examine(
-    environ: Mapping[str, str], host: Host, sources: Sources, early: tuple[Finding, ...], local: bool
+    environ: Mapping[str, str], host: Host, sources: Sources, early: tuple[Finding, ...], local: bool, burn: int = 0
 ) -> tuple[NodeReport, tuple[NodeReport, ...]]:
-    """This node's report, and those of all nodes, by node rank; `early` are rows known before, `local` leaves out the others.
+    """This node's report, and those of all nodes, by node rank; `early` are rows known before, `local` leaves out the others,
+    and each device computes for `burn` seconds.
 
     Raises InterruptedCheckError for a stop.
     """
@@ -49,6 +50,9 @@ def examine(
     count = len(devices.gpus)
     say(f"check: matrix product on {f'{count} GPU' + 's' * (count > 1) if count else 'the CPU'}")
     findings += probe("matrix product", lambda: look_at_products(devices, {**environ, **host.mended}))
+    if burn:
+        say(f"check: burn, {burn} s")
+        findings += probe("burn", lambda: look_at_burn(devices, {**environ, **host.mended}, burn))
     own = NodeReport(topology.node_rank if topology else 0, socket.gethostname(), findings)
     if local or (topology and topology.nodes == 1):
         return own, (own,)

@@ -94,7 +94,7 @@ class Ground:
         """What a module of `train` answers, on the first device."""
         first = self.devices.gpus[0].uuid if self.devices.gpus else ""
         environ = {**self.environ, **self.host.mended, "CUDA_VISIBLE_DEVICES": first}
-        return wait_for_probe(start_probe(module, word, environ), time.monotonic() + PATIENCE)
+        return wait_for_probe(start_probe(module, (word,), environ), time.monotonic() + PATIENCE)
 
     def _end(self, name: str, words: list[str]) -> Ended:
         run, file = self.folder / name, self.folder / f"{name}.txt"

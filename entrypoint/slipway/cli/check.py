@@ -14,6 +14,7 @@ from slipway.launch.closing import tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.sources import read_sources
+from slipway.options.numbers import Whole
 from slipway.protocol.errors import EXITS
 
 if TYPE_CHECKING:  # the probes and the network code take as long to import as the rest of a launcher
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # the probes and the network code take as long to import as t
 MEETING_SECONDS = "60"  # that nodes wait for each other, unless the user says; nobody waits ten minutes for a check
 
 
-def run_check(as_json: bool, local: bool, **options: Any) -> None:
+def run_check(as_json: bool, local: bool, burn: int | None, **options: Any) -> None:
     """Test whether this node is ready for a job, and with several nodes (WORLD_SIZE above 1) whether all are.
 
     Trains nothing and leaves no files behind. On several nodes, start it on all of them like the job itself: each prints its
@@ -42,7 +43,7 @@ def run_check(as_json: bool, local: bool, **options: Any) -> None:
     host, early = look_at_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_RENDEZVOUS_TIMEOUT": MEETING_SECONDS})
     try:
-        own, reports = examine(environ, host, sources, early, local)
+        own, reports = examine(environ, host, sources, early, local, burn or 0)
     except InterruptedCheckError as stopped:
         tell_pod(stopped.code, str(stopped))
         sys.exit(stopped.code)
@@ -103,10 +104,17 @@ def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: a list of nodes with their findings.")
 LOCAL = click.Option(["--local"], is_flag=True, help="Check only this node, even if the environment describes several.")
+BURN = click.Option(
+    ["--burn"],
+    type=Whole(min=1),
+    default=None,
+    metavar="SECONDS",
+    help="Also let each device compute for so long what is known, and compare: for a node that may compute wrongly.",
+)
 check = click.Command(
     "check",
     callback=run_check,
-    params=[JSON, LOCAL, *(option for option in launcher_options() if option.name != "SLIPWAY_CHECK")],
+    params=[JSON, LOCAL, BURN, *(option for option in launcher_options() if option.name != "SLIPWAY_CHECK")],
     help=run_check.__doc__,
     epilog="\b\nExample: slipway check --local",
     context_settings=CONTEXT,

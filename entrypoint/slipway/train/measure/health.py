@@ -16,6 +16,8 @@ import time
 
 import torch
 
+from slipway.train.observe.known_answers import describe_wrong
+
 SIDE = 23  # of the small squares; a prime, so that no unit of the device always gets the same numbers
 # Of their integers: 23 · 3² = 207 < 256, which bf16 still represents (8 bits), as it does 2ⁿ times that; so does fp16, whose
 # largest number is 65,504: 207 · 256 = 52,992.
@@ -70,7 +72,7 @@ def check_products(device: torch.device) -> dict[str, str]:
                 result.fill_(-1)
                 seconds = take_time(factors, result)
                 best = min(best, seconds)
-                if wrong := find_wrong(result, right):
+                if wrong := describe_wrong(result, right):
                     return {"wrong": f"{name}, product {seed * calls + call + 1}: {wrong}"}
         rate = 2 * (SIDE * times) ** 3 / best / 1e9
         told.append(f"{name} {rate / 1e3:.3g} TFLOP/s" if rate >= 1e3 else f"{name} {rate:.3g} GFLOP/s")
@@ -86,16 +88,6 @@ def take_time(factors: list[torch.Tensor], result: torch.Tensor) -> float:
     if result.is_cuda:
         torch.cuda.synchronize(result.device)
     return time.perf_counter() - begin
-
-
-def find_wrong(result: torch.Tensor, right: torch.Tensor) -> str:
-    """How many numbers are wrong and which is the first; empty where none is."""
-    if torch.equal(result, right):
-        return ""
-    wrong = (result != right).nonzero()
-    row, column = wrong[0].tolist()
-    found, meant = (float(matrix[row, column]) for matrix in (result, right))
-    return f"{len(wrong):,} of {right.numel():,} numbers, the first at ({row}, {column}): {found:g} and not {meant:g}"
 
 
 def main(kind: str) -> None:
