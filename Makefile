@@ -122,12 +122,12 @@ base: ## Build the image's base from Debian packages, for places without an imag
 	@images/base.sh
 
 .PHONY: image
-image: ## Build the image slipway:dev (BASE=… CA=… PIP_CONF=… IMAGE=…)
+image: ## Build the image slipway:dev (VARIANT=cpu; BASE=… CA=… PIP_CONF=… IMAGE=…)
 	@images/build.sh
 
 .PHONY: image-report
 image-report: .venv/.dev ## Report the size of each layer of the image, on disk and compressed, against the targets (IMAGE=…)
-	@.venv/bin/python images/release/report.py
+	@source images/variant.sh; IMAGE="$$image" .venv/bin/python images/release/report.py
 
 .PHONY: save
 save: ## Write the image and its checksum into dist/, for a site without a network (IMAGE=… ARCHIVE=…)
@@ -221,6 +221,10 @@ lock: .venv/.dev ## Write the lock files from pyproject.toml
 	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 	$(LOCK) --extra peers --no-deps --constraint locks/requirements.lock --output-file locks/requirements-peers.lock
+
+.PHONY: lock-image
+lock-image: .venv/.dev ## Write the lock of an image with another PyTorch than .venv's (VARIANT=cpu WHEELS=…)
+	@images/lock.sh
 
 .PHONY: clean
 clean: ## Remove what make made, except runs and downloaded wheels (~/.cache/slipway/wheels)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
 # Pages of the site that do not lie in docs/: the file, by the name that it has there.
 GUIDES = {
-    "image.md": "images/cuda12/README.md",
+    "image.md": "images/README.md",
     "compose.md": "compose/README.md",
     "slurm.md": "slurm/README.md",
     "k8s.md": "k8s/README.md",

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# Build the image: `make image`. `make image BASE=… CA=… PIP_CONF=… IMAGE=…` change what it is built from and called.
+# Build an image of the family: `make image`. `make image VARIANT=… BASE=… CA=… PIP_CONF=… IMAGE=…` change what is built, from what,
+# and what it is called.
+#
+# WHEELS is the index or the folder of a PyTorch that is not on the package index, such as the CPU builds. Without it pip looks where
+# its own configuration says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-image="${IMAGE:-slipway:dev}"
-base="${BASE:-debian:trixie-slim}"
-readonly own_base=slipway-base:trixie
-
 say() { echo "image: $*" >&2; }
+
+# shellcheck source=images/variant.sh
+source images/variant.sh
+base="${BASE:-debian:$SUITE-slim}"
+readonly own_base="slipway-base:$SUITE"
 
 docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
 
@@ -16,7 +21,7 @@ at_hand() { docker image inspect "$1" >/dev/null 2>&1; }
 if [[ -z "${BASE:-}" ]] && ! at_hand "$base"; then
     if ! at_hand "$own_base" && ! timeout 120 docker pull --quiet "$base" >/dev/null 2>&1; then
         say "no image registry gives $base; taking the same Debian, built from packages (make base)"
-        images/base.sh "$own_base"
+        images/base.sh "$own_base" "$SUITE"
     fi
     if at_hand "$own_base"; then base="$own_base"; fi
 fi
@@ -35,7 +40,7 @@ offer_wheels() {
     gateway=$(docker network inspect bridge --format "$format" 2>/dev/null) || return 0
     if [[ "$gateway" == */* ]]; then gateway="${gateway%.*}.1"; fi # not every engine names it; it is the first address
     work=$(mktemp --directory)
-    .venv/bin/python -u -m http.server --bind "$gateway" --directory .venv/wheels 0 >"$work/said" 2>/dev/null &
+    "$python" -u -m http.server --bind "$gateway" --directory "$wheels" 0 >"$work/said" 2>/dev/null &
     server=$!
     # shellcheck disable=SC2064  # both are known now
     trap "kill $server 2>/dev/null || true; rm --recursive '$work'" EXIT
@@ -45,7 +50,34 @@ offer_wheels() {
     done
     secrets+=(--secret "id=wheels,src=$work/address")
 }
-if [[ -d .venv/wheels ]]; then offer_wheels; fi
+
+# A PyTorch that is not on the package index is fetched here, from the place that WHEELS or pip's configuration names.
+fetch_torch() {
+    local from=() settings=()
+    if compgen -G "$wheels/torch-$TORCH-cp${PYTHON_VERSION/./}-*.whl" >/dev/null; then return; fi
+    case "${WHEELS:-}" in
+        '') ;;
+        http*) from=(--extra-index-url "$WHEELS") ;;
+        *) from=(--find-links "$WHEELS") ;;
+    esac
+    if [[ -n "${CA:-}" ]]; then settings+=("PIP_CERT=$CA"); fi
+    if [[ -n "${PIP_CONF:-}" ]]; then settings+=("PIP_CONFIG_FILE=$PIP_CONF"); fi
+    mkdir -p "$wheels" build
+    awk '/^[a-z]/ { wanted = /^torch(vision)?==/ } wanted' "$LOCK" >build/torch.lock
+    say "fetching torch $TORCH"
+    env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" >&2 || {
+        say "torch $TORCH cannot be fetched, for the reason above. It is on no package index; name the index or the folder that" \
+            "has it: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu"
+        exit 78
+    }
+}
+
+python=python3 wheels=build/wheels
+if [[ -d .venv/wheels ]]; then python=.venv/bin/python wheels=.venv/wheels; fi
+# A package index takes no version with a plus, such as 2.10.0+cpu.
+if grep --quiet '^torch==[^ ]*+' "$LOCK"; then fetch_torch; fi
+if [[ -d "$wheels" ]]; then offer_wheels; fi
 
 # BuildKit's steps, a line for each that is really taken, with its seconds; what it says besides goes to the log.
 show_steps() {
@@ -72,11 +104,13 @@ revision=$(git describe --always --dirty --exclude='*' 2>/dev/null || echo unkno
 if at_hand "$image"; then
     say "bringing $image up to date"
 else
-    say "building $image from $base: minutes the first time, when 4.2 GB are fetched but for what this machine has"
+    say "building $image from $base: minutes the first time, when $FETCHED are fetched but for what this machine has"
 fi
 mkdir -p build
 readonly log=build/image.log
-if ! docker buildx build --progress plain --load --file images/cuda12/Dockerfile --tag "$image" \
+if ! docker buildx build --progress plain --load --file images/slipway/Dockerfile --tag "$image" \
+    --build-arg "VARIANT=$variant" --build-arg "LOCK=$LOCK" --build-arg "TORCH=$TORCH" --build-arg "PACKAGES=$PACKAGES" \
+    --build-arg "GPUS=$GPUS" --build-arg "DRIVER=$DRIVER" --build-arg "CAPABILITY=$CAPABILITY" \
     --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${secrets[@]}" . 2>&1 |
     tee "$log" | show_steps; then
     say "the build failed; its end:"

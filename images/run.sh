@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-image="${IMAGE:-slipway:dev}"
+# shellcheck source=images/variant.sh
+source images/variant.sh
 columns=$([[ ! -t 2 ]] || stty size <&2 | cut --delimiter=' ' --fields=2)
 say() { echo "run: $*" | if ((${columns:-0})); then fold --spaces --width="$columns"; else cat; fi >&2; }
 
@@ -20,7 +21,7 @@ in_checkout() {
 timeout 20 docker version >/dev/null 2>&1 ||
     in_checkout "no Docker Engine answers, so this trains in .venv (make engine installs one on Debian)" "$@"
 options=()
-if has_gpus; then
+if [[ -n "$CAPABILITY" ]] && has_gpus; then # an image without CUDA trains on the CPU
     containers_see_gpus || in_checkout "Docker cannot use this machine's GPUs (NVIDIA's container toolkit is not installed), \
 so this trains in .venv" "$@"
     options+=(--gpus all)

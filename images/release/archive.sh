@@ -8,7 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-image="${IMAGE:-slipway:dev}"
+# shellcheck source=images/variant.sh
+source images/variant.sh
 archive="${ARCHIVE:-dist/slipway-$(images/release/tags.sh | sed -n 1p).tar.zst}"
 part="$archive.part"
 
@@ -19,7 +20,7 @@ bytes() { numfmt --to=si --format=%.2f --suffix=B; }
 progress() { if [[ -t 2 ]]; then echo --progress; else echo --no-progress; fi; }
 
 save() {
-    docker image inspect "$image" >/dev/null 2>&1 || fail "there is no image $image. Type: make image"
+    docker image inspect "$image" >/dev/null 2>&1 || fail "there is no image $image. Type: make image VARIANT=$variant"
     mkdir --parents "$(dirname "$archive")"
     trap 'rm --force "$part" "$part.sha256"' EXIT
     say "packing $image, $(docker image inspect --format '{{.Size}}' "$image" | bytes)"

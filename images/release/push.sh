@@ -6,11 +6,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-image="${IMAGE:-slipway:dev}"
+# shellcheck source=images/variant.sh
+source images/variant.sh
 say() { echo "push: $*" >&2; }
 fail() { say "$@"; exit 78; }
 
+[[ -z "$STAND_IN" ]] || fail "nothing is pushed: $STAND_IN. See images/slipway/$variant.conf."
 [[ -n "${REPOSITORY:-}" ]] || fail "REPOSITORY names none. Type: make push REPOSITORY=registry/owner/name"
+labelled=$(docker image inspect --format '{{index .Config.Labels "slipway.variant"}}' "$image" 2>/dev/null) ||
+    fail "there is no image $image. Type: make image VARIANT=$variant"
+[[ "$labelled" == "$variant" ]] || fail "$image is '$labelled' by its label slipway.variant, and its tags would say $variant." \
+    "Build it: make image VARIANT=$variant"
 mapfile -t tags < <(images/release/tags.sh)
 ((${#tags[@]})) || exit 78
 

@@ -3,8 +3,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-image="${IMAGE:-slipway:dev}"
-docker image inspect "$image" >/dev/null 2>&1 || { echo "sbom: there is no image $image. Type: make image" >&2; exit 78; }
+# shellcheck source=images/variant.sh
+source images/variant.sh
+docker image inspect "$image" >/dev/null 2>&1 || { echo "sbom: there is no image $image. Type: make image VARIANT=$variant" >&2; exit 78; }
 bill="dist/slipway-$(images/release/tags.sh | sed -n 1p).cdx.json"
 mkdir --parents dist
 container=$(docker create "$image")

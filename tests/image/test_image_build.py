@@ -19,12 +19,14 @@ ROOT = Path(__file__).parents[2]
 # Under pyxis an image's ENV beats the job's, and PYTORCH_VERSION makes an enroot hook inject values per task.
 JOBS_OWN = re.compile(r"MASTER_|RANK$|WORLD_SIZE$|LOCAL_|NCCL_|OMP_|PYTORCH_VERSION$|NPROC_PER_NODE$|PET_")
 LABELS = {
-    "org.opencontainers.image.title": "Slipway",
-    "org.opencontainers.image.licenses": "Apache-2.0",
-    "slipway.torch": "2.10.0+cu128",
-    "slipway.minimum-driver": "525.60.13",
-    "slipway.compute-capability": "7.0-12.0",
+    "cuda12": {
+        "slipway.torch": "2.10.0+cu128",
+        "slipway.minimum-driver": "525.60.13",
+        "slipway.compute-capability": "7.0-12.0",
+    },
+    "cpu": {"slipway.torch": "2.13.0+cpu", "slipway.minimum-driver": "", "slipway.compute-capability": ""},
 }
+MOST = {"cuda12": 6.8e9, "cpu": 1.3e9}  # bytes on disk
 MARKER = "changed-source"
 EMPTY_LAYER = f"sha256:{hashlib.sha256(bytes(1024)).hexdigest()}"  # a tar without files
 
@@ -70,14 +72,16 @@ def test_it_starts_the_launcher_under_tini_as_a_user_without_rights() -> None:
 @pytest.mark.core
 def test_its_labels_say_what_it_is_and_what_it_needs() -> None:
     labels = inspect(IMAGE)["Config"]["Labels"]
-    assert LABELS.items() <= labels.items()
+    assert LABELS[labels["slipway.variant"]].items() <= labels.items()
+    assert labels["org.opencontainers.image.title"] == "Slipway"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     for name in ("description", "version", "revision", "base.name"):
         assert labels[f"org.opencontainers.image.{name}"], name
 
 
 @pytest.mark.core
-def test_it_is_at_most_6_8_gigabytes_on_disk() -> None:
-    assert inspect(IMAGE)["Size"] <= 6.8e9
+def test_it_is_at_most_6_8_gigabytes_on_disk_and_without_cuda_1_3() -> None:
+    assert inspect(IMAGE)["Size"] <= MOST[inspect(IMAGE)["Config"]["Labels"]["slipway.variant"]]
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,17 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rebuilt]:
     """Builds it in a copy of the tree, so that nobody's own `.env` is touched."""
     tree, image, canary = tmp_path_factory.mktemp("tree"), fresh_name(), secrets.token_hex(16)
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    for name in (".dockerignore", "images/build.sh", *allowed):
+    for name in (".dockerignore", "images/build.sh", "images/variant.sh", *allowed):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copy(ROOT / name, tree / name)
     (tree / ".env").write_text(f"SLIPWAY_TOKEN={canary}\n")
     with (tree / "entrypoint/slipway/__init__.py").open("a") as source:
         source.write(f"# {MARKER}\n")
-    base = inspect(IMAGE)["Config"]["Labels"]["org.opencontainers.image.base.name"]
+    labels = inspect(IMAGE)["Config"]["Labels"]
+    base = labels["org.opencontainers.image.base.name"]
     done = subprocess.run(
-        ["env", f"IMAGE={image}", f"BASE={base}", tree / "images/build.sh"],
+        ["env", f"IMAGE={image}", f"BASE={base}", f"VARIANT={labels['slipway.variant']}", tree / "images/build.sh"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -142,29 +147,41 @@ OFFERED = f"""
 ARG BASE
 FROM ${{BASE}}
 USER 0
-COPY images/cuda12/offered.py locks/requirements.lock /
+COPY images/slipway/offered.py locks/requirements.lock /
 RUN --mount=type=secret,id=wheels : {secrets.token_hex()} && mkdir /got && \\
     python /offered.py /requirements.lock /got </run/secrets/wheels && ls /got
 """
 
 
-def test_wheels_that_make_setup_fetched_are_offered_to_the_build(tmp_path: Path, undo: ExitStack) -> None:
-    for name in ("images/build.sh", "images/cuda12/offered.py", ".dockerignore", "pyproject.toml"):
+def test_wheels_that_make_setup_fetched_are_offered_to_the_build(
+    container: Containers, tmp_path: Path, undo: ExitStack
+) -> None:
+    script = "import sys; print('cp%d%d' % sys.version_info[:2])"
+    python = container(f'IMG python -c "{script}"').stdout.strip()
+    parts = (
+        "images/build.sh",
+        "images/variant.sh",
+        "images/slipway/offered.py",
+        "images/slipway/cuda12.conf",
+        ".dockerignore",
+        "pyproject.toml",
+    )
+    for name in parts:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
-    (tmp_path / "images/cuda12/Dockerfile").write_text(OFFERED)
+    (tmp_path / "images/slipway/Dockerfile").write_text(OFFERED)
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks/requirements.lock").write_text("a==1+cu12 \\\n    --hash=sha256:00\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     (tmp_path / ".venv/wheels").mkdir()
-    wheels = [f"a-1+cu12-{tags}" for tags in ("py3-none-any", "cp313-cp313-linux_x86_64", "cp311-cp311-linux_x86_64")]
+    wheels = [f"a-1+cu12-{tags}" for tags in ("py3-none-any", f"{python}-{python}-linux_x86_64", "cp312-cp312-linux_x86_64")]
     for wheel in (*wheels, "a-2+cu12-py3-none-any", "b-1-py3-none-any"):
         (tmp_path / f".venv/wheels/{wheel}.whl").write_bytes(bytes(20_000_000))
     image = fresh_name()
     undo.callback(docker, "image", "rm", "--force", image)
     done = subprocess.run(
-        ["env", f"IMAGE={image}", f"BASE={IMAGE}", tmp_path / "images/build.sh"],
+        ["env", f"IMAGE={image}", f"BASE={IMAGE}", "VARIANT=cuda12", tmp_path / "images/build.sh"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -174,11 +191,11 @@ def test_wheels_that_make_setup_fetched_are_offered_to_the_build(tmp_path: Path,
     said = (tmp_path / "build/image.log").read_text()
     assert "wheels: 0.04 GB were on this machine already" in said
     got = re.findall(r" (\S+)\.whl$", said, re.MULTILINE)
-    assert sorted(set(got)) == ["a-1+cu12-cp313-cp313-linux_x86_64", "a-1+cu12-py3-none-any"], said
+    assert sorted(set(got)) == [f"a-1+cu12-{python}-{python}-linux_x86_64", "a-1+cu12-py3-none-any"], said
 
 
 def test_wheels_that_cannot_be_had_are_left_to_pip(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "images/cuda12/offered.py", ROOT / "locks/requirements.lock", tmp_path]
+    command = [sys.executable, ROOT / "images/slipway/offered.py", ROOT / "locks/requirements.lock", tmp_path]
     nobody = "http://127.0.0.1:9"
     done = subprocess.run(command, input=nobody, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

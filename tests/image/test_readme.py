@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import IMAGE
 from next_lines import next_commands
 
 sys.path.append(str(Path(__file__).parents[1] / "launch"))
@@ -62,10 +63,9 @@ def type_in(command: str) -> str:
 def test_two_nodes_can_be_rehearsed_with_the_lines_of_the_readme() -> None:
     block = re.search(r"<!-- tests/image/test_readme.py .*?```sh\n(.*?)```", README.read_text(), re.DOTALL)
     assert block
+    words = ["bash", "-euo", "pipefail", "-c", block[1].replace("slipway:dev", IMAGE)]
     try:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block[1]], capture_output=True, text=True, timeout=240, check=False
-        )
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     finally:
         subprocess.run(["docker", "rm", "--force", "node0", "node1"], capture_output=True, check=False)
         subprocess.run(["docker", "network", "rm", "slipway"], capture_output=True, check=False)

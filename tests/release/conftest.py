@@ -13,6 +13,14 @@ from needs import REGISTRY
 from ports import take_port
 from waiting import wait_until
 
+SMALL = """\
+FROM scratch
+COPY random /
+COPY share /opt/slipway/share
+LABEL slipway.variant=cuda12
+CMD ["none"]
+"""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _image(image: str) -> None:
@@ -28,7 +36,7 @@ def small(undo: ExitStack, tmp_path: Path) -> str:
         "a-1-py3-none-any.whl\t1000000\t00\nb-1-py3-none-any.whl\t500000\t00\n"
     )
     (folder / "random").write_bytes(secrets.token_bytes(2_000_000))
-    (folder / "Dockerfile").write_text('FROM scratch\nCOPY random /\nCOPY share /opt/slipway/share\nCMD ["none"]\n')
+    (folder / "Dockerfile").write_text(SMALL)
     name = f"slipway-test-{secrets.token_hex(4)}"
     undo.callback(run, "docker", "image", "rm", "--force", name)
     output("docker", "buildx", "build", "--load", "--tag", name, folder)

@@ -29,7 +29,7 @@ def test_the_image_weighs_no_more_than_it_may() -> None:
     on_disk, packed = layers["all layers"]
     assert on_disk <= 6.8e9
     assert packed <= 3.4e9
-    readme = re.search(r"^\| in all \| (\d+) \| (\d+) \|", (ROOT / "images/cuda12/README.md").read_text(), re.MULTILINE)
+    readme = re.search(r"^\| in all \| (\d+) \| (\d+) \|", (ROOT / "images/README.md").read_text(), re.MULTILINE)
     assert readme
     assert [float(size) for size in readme.groups()] == [
         pytest.approx(size / 1e6, rel=0.01) for size in (on_disk, packed)

@@ -1,6 +1,7 @@
 """Pushing to a registry, and naming a base by its digest, with a registry of Debian's on this machine."""
 
 import json
+import subprocess
 import urllib.request
 from contextlib import ExitStack
 
@@ -29,7 +30,7 @@ def test_a_published_version_is_never_pushed_over(small: str, registry: str) -> 
     make("push", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3")
     again = run("images/release/push.sh", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3")
     assert again.returncode == 78
-    assert "1.2.3-torch2.10.0-cu128 is there already" in again.stderr
+    assert "1.2.3-cuda12-torch2.10 is there already" in again.stderr
     rebuilt = make("push", IMAGE=small, REPOSITORY=repository, VERSION="1.2.3", REBUILD="20260110")
     assert rebuilt.startswith(f"{repository}@sha256:")
 
@@ -56,3 +57,19 @@ def test_the_base_is_named_by_the_digest_that_its_tag_has(small: str, registry: 
     pinned = make("base-digest", BASE=base)
     assert pinned.startswith(f"{base}@sha256:")
     output("docker", "pull", "--quiet", pinned)
+
+
+@pytest.mark.pull
+def test_an_image_is_never_pushed_under_the_tags_of_another_variant(small: str, undo: ExitStack) -> None:
+    other = f"{small}-other"
+    undo.callback(run, "docker", "image", "rm", "--force", other)
+    subprocess.run(
+        ["docker", "buildx", "build", "--load", "--tag", other, "-"],
+        input=f"FROM {small}\nLABEL slipway.variant=cpu\n",
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    done = run("images/release/push.sh", IMAGE=other, REPOSITORY="127.0.0.1:9/owner/slipway")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{other} is 'cpu' by its label slipway.variant, and its tags would say cuda12" in done.stderr

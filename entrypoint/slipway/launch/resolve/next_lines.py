@@ -15,7 +15,7 @@ from slipway.launch.resolve.catalog import WORKLOADS, Workload
 from slipway.launch.resolve.host import USUAL_IMAGE
 from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
 
-IMAGE_USER = 1000  # images/cuda12/Dockerfile
+IMAGE_USER = 1000  # images/slipway/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
 # What k8s/base has, without which namespaces that enforce Pod Security `restricted` refuse a pod.

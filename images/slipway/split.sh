@@ -14,7 +14,8 @@ venv=/opt/slipway
 site=$(echo $venv/lib/python3.*/site-packages)
 
 # Forced: pip came compiled against time stamps, which are about to change.
-compile() { $venv/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash "$@"; }
+# torch's own tests have files in the syntax of a newer Python, named after it.
+compile() { $venv/bin/python -m compileall -q -f -j 0 -x '/torch/testing/_internal/py3[0-9]+_' --invalidation-mode unchecked-hash "$@"; }
 
 move() { # move LAYER PATH…
     local layer="/layers/$1" path
@@ -33,8 +34,10 @@ if [[ "${1:-}" == code ]]; then
     install -D --mode=644 --target-directory=/layers/code$venv/share/licenses "$2"/LICENSE
 else
     compile "$site"
-    move nvidia "$site"/nvidia "$site"/nvidia_*
-    move torch "$site"/{torch,torchgen,functorch,triton} "$site"/{torch,triton}-*.dist-info
+    mkdir --parents /layers/nvidia # empty without CUDA
+    if [[ -d "$site"/nvidia ]]; then move nvidia "$site"/nvidia "$site"/nvidia_*; fi
+    move torch "$site"/{torch,torchgen,functorch} "$site"/torch-*.dist-info
+    if [[ -d "$site"/triton ]]; then move torch "$site"/triton "$site"/triton-*.dist-info; fi
     move packages $venv
     # Triton compiles against Python's headers; the rest of their package is not needed.
     move system /usr/include/python3.* /usr/include/*/python3.*

@@ -1,4 +1,6 @@
-"""Check the packages of the image, during its build: `python self_check.py`. Any failure ends the build.
+"""Check the packages of the image, during its build: `python self_check.py TORCH CAPABILITY`. Any failure ends the build.
+
+TORCH is its version as the image's label has it; CAPABILITY the range of compute capabilities, empty for an image without CUDA.
 
 What trimming could break is tried here without a GPU: every native library finds what it links, torch and
 torchvision compute, two processes train a step over gloo, the C compiler builds what Triton asks of it.
@@ -7,6 +9,8 @@ torchvision compute, two processes train a step over gloo, the C compiler builds
 import ctypes
 import importlib.util
 import json
+import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +18,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+TORCH, CAPABILITY = sys.argv[1], sys.argv[2]
 SITE = Path(sysconfig.get_path("purelib"))
 REPORT = Path("/opt/slipway/share/self-check.txt")
 
@@ -63,15 +68,29 @@ def libraries_resolve() -> str:
     return f"{len(files)} libraries"
 
 
+def no_nvidia_library_without_cuda() -> str:
+    """NVIDIA's packages are there with CUDA, and none of them without."""
+    found = [path.name for path in SITE.glob("nvidia_*.dist-info") if not path.name.startswith("nvidia_ml_py-")]
+    assert bool(found) == bool(CAPABILITY), found
+    return f"{len(found)} of NVIDIA's packages"
+
+
 def torch_computes() -> str:
-    """torch is the CUDA build, knows NCCL and computes on the CPU."""
+    """torch is the build of the labels, knows NCCL if it has CUDA, and computes on the CPU."""
     import torch
     import torch.distributed as dist
 
-    assert torch.version.cuda == "12.8", torch.version.cuda
-    assert dist.is_nccl_available()
+    assert torch.__version__ == TORCH, torch.__version__
+    assert bool(torch.version.cuda) == bool(CAPABILITY), torch.version.cuda
+    assert dist.is_nccl_available() == bool(CAPABILITY)
     assert dist.is_gloo_available()
-    assert "sm_70" in torch._C._cuda_getArchFlags()
+    if CAPABILITY:
+        # The label is x86-64's. On arm64 torch leaves out older GPUs, never newer ones.
+        lowest, highest = (int(end.replace(".", "")) for end in CAPABILITY.split("-"))
+        codes = [int(code) for code in re.findall(r"sm_(\d+)", torch._C._cuda_getArchFlags())]
+        assert lowest <= min(codes), codes
+        assert max(codes) == highest, codes
+        assert platform.machine() != "x86_64" or lowest == min(codes), codes
     layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
     layer(torch.randn(2, 3, 8, 8)).square().mean().backward()
     torch.linalg.svd(torch.randn(8, 8))
@@ -155,11 +174,12 @@ def packages_fit() -> str:
 if __name__ == "__main__":
     CHECKS = (
         libraries_resolve,
+        no_nvidia_library_without_cuda,
         torch_computes,
-        torchvision_has_its_operators,
+        *([torchvision_has_its_operators] if importlib.util.find_spec("torchvision") else []),
         data_sets_are_read,
         two_processes_train,
-        compiler_builds_for_triton,
+        *([compiler_builds_for_triton] if CAPABILITY else []),
         modules_are_compiled,
         packages_fit,
     )

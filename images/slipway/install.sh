@@ -14,7 +14,8 @@ offered=/run/secrets/wheels
 if [[ -s "$offered" ]]; then /opt/slipway/bin/python /build/offered.py /build/requirements.lock /wheels <"$offered"; fi
 megabytes() { du --summarize --block-size=1MB /wheels | cut --fields=1; }
 before=$(megabytes)
-"$pip" download --quiet --require-hashes --requirement /build/requirements.lock --dest /wheels
+# A wheel that is on no index, such as a CPU build of PyTorch, is taken from those that were offered.
+"$pip" download --quiet --require-hashes --requirement /build/requirements.lock --find-links /wheels --dest /wheels
 echo "wheels: $(($(megabytes) - before)) MB were fetched"
 "$pip" install --quiet --require-hashes --requirement /build/requirements.lock --no-index --find-links /wheels \
     --no-compile --report /build/report.json
@@ -26,6 +27,8 @@ mkdir --parents /opt/slipway/share
 import json, pathlib, urllib.parse
 for item in json.loads(pathlib.Path("/build/report.json").read_text())["install"]:
     wheel = pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(item["download_info"]["url"]).path))
-    checksum = item["download_info"]["archive_info"]["hashes"]["sha256"]
+    archive = item["download_info"]["archive_info"]
+    # Debian 12's pip knows the older form of the report alone.
+    checksum = archive["hashes"]["sha256"] if "hashes" in archive else archive["hash"].removeprefix("sha256=")
     print(wheel.name, wheel.stat().st_size, checksum, sep="\t")
 PYTHON

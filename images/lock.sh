@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Write the lock of an image that has another PyTorch than .venv: `make lock-image VARIANT=cpu`.
+#
+# All other packages have the versions of locks/requirements.lock. WHEELS names the index or the folder that has this PyTorch.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# shellcheck source=images/variant.sh
+source images/variant.sh
+if [[ "$LOCK" == locks/requirements.lock ]]; then
+    echo "lock: $variant has the lock of .venv. Type: make lock; for another image, make lock-image VARIANT=cpu" >&2
+    exit 78
+fi
+work=$(mktemp --directory)
+trap 'rm --recursive "$work"' EXIT
+
+sed --quiet 's/^\([a-z].*\) \\$/\1/p' locks/requirements.lock |
+    grep --invert-match --extended-regexp '^(torch|torchvision|triton|nvidia-.*-cu12|cuda-[a-z]+|setuptools)==' >"$work/constraints"
+from=() overrides=()
+case "${WHEELS:-}" in
+    '') ;;
+    http*) from=(--extra-index-url "$WHEELS" --index-strategy unsafe-best-match) ;;
+    *) from=(--find-links "$WHEELS") ;;
+esac
+# The extra `train` asks for torchvision, which a stand-in lacks.
+if [[ -n "$STAND_IN" ]]; then
+    echo "torchvision ; python_version < '3'" >"$work/overrides"
+    overrides=(--override "$work/overrides")
+fi
+# For x86-64 and arm64 at once, and the one Python that the image has.
+.venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+    --universal --python-version "$PYTHON_VERSION" "${from[@]}" "${overrides[@]}" \
+    --constraint "$work/constraints" --extra train --extra "$variant" pyproject.toml --output-file "$LOCK" >/dev/null

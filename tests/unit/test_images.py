@@ -1,0 +1,171 @@
+"""The family of images: each variant's file, its lock, its tags and what may be pushed fit together; which variant is meant."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from slipway.protocol.variants import VARIANTS
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(file.stem for file in (ROOT / "images/slipway").glob("*.conf"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def read_settings(variant: str) -> dict[str, str]:
+    """The settings of a variant."""
+    text = (ROOT / f"images/slipway/{variant}.conf").read_text()
+    return dict(re.findall(r'^([A-Z_]+)="?([^"\n#]*?)"?(?: +#.*)?$', text, re.MULTILINE))
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the checkout without an engine; keywords are all its environment."""
+    environ = {"PATH": os.environ["PATH"], "DOCKER_HOST": "unix:///nonexistent", **environ}
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
+
+
+def meant(**environ: str) -> subprocess.CompletedProcess[str]:
+    """Which variant is meant, the version of its torch, and what its image is called here."""
+    return run("bash", "-euo", "pipefail", "-c", 'source images/variant.sh; echo "$variant $TORCH $image"', **environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "variant", "image"),
+    [
+        ({}, "cuda12", "slipway:dev"),
+        ({"VARIANT": "", "IMAGE": ""}, "cuda12", "slipway:dev"),
+        ({"VARIANT": "cuda12"}, "cuda12", "slipway:dev"),
+        ({"VARIANT": "cpu"}, "cpu", "slipway:dev-cpu"),
+        ({"VARIANT": "cpu", "IMAGE": "mine:1"}, "cpu", "mine:1"),
+        ({"IMAGE": "slipway:dev-cpu"}, "cpu", "slipway:dev-cpu"),
+        ({"IMAGE": "registry:5000/a/slipway:1.2-cpu-torch2.10"}, "cpu", "registry:5000/a/slipway:1.2-cpu-torch2.10"),
+        ({"IMAGE": "slipway:1.2-cuda12", "VARIANT": "cuda12"}, "cuda12", "slipway:1.2-cuda12"),
+        ({"IMAGE": f"slipway:cpu@sha256:{'0' * 64}"}, "cpu", f"slipway:cpu@sha256:{'0' * 64}"),
+        ({"IMAGE": f"slipway@sha256:{'0' * 64}"}, "cuda12", f"slipway@sha256:{'0' * 64}"),
+        ({"IMAGE": "slipway-cpu"}, "cuda12", "slipway-cpu"),
+        ({"IMAGE": "registry:5000/cpu"}, "cuda12", "registry:5000/cpu"),
+        ({"IMAGE": "slipway:mycpu"}, "cuda12", "slipway:mycpu"),
+    ],
+)
+def test_the_variant_is_the_one_that_was_named_or_that_the_tag_of_the_image_names(
+    environ: dict[str, str], variant: str, image: str
+) -> None:
+    assert meant(**environ).stdout.split() == [variant, read_settings(variant)["TORCH"], image]
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"VARIANT": "cuda11"}, f"VARIANT=cuda11, but the images are {' '.join(NAMES)}. Type: make image VARIANT=cuda12"),
+        ({"VARIANT": "../slipway/cpu"}, "VARIANT=../slipway/cpu, but the images are"),
+        ({"VARIANT": "CPU"}, "VARIANT=CPU, but the images are"),
+        ({"VARIANT": "cuda12", "IMAGE": "slipway:dev-cpu"}, "VARIANT=cuda12, but IMAGE=slipway:dev-cpu is the name of a cpu image"),
+        ({"VARIANT": "cpu", "IMAGE": "a/slipway:1.2-cuda12"}, "is the name of a cuda12 image. Leave one of them out."),
+    ],
+)  # fmt: skip
+def test_a_variant_that_does_not_exist_or_contradicts_the_image_is_refused(environ: dict[str, str], says: str) -> None:
+    for script in ("images/build.sh", "images/run.sh", "images/release/tags.sh", "images/release/push.sh"):
+        done = run(script, **environ)
+        assert (done.returncode, done.stdout) == (78, "")
+        assert says in done.stderr
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_each_variant_has_the_same_settings(variant: str) -> None:
+    assert read_settings(variant).keys() == read_settings("cuda12").keys()
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_the_lock_has_the_torch_of_the_label_with_a_checksum(variant: str) -> None:
+    settings = read_settings(variant)
+    lock = (ROOT / settings["LOCK"]).read_text()
+    found = re.search(r"^torch==(\S+) .*\n +--hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE)
+    assert found
+    public, _, build = settings["TORCH"].partition("+")
+    assert found[1] in (public, f"{public}+{build}")
+    assert f"torch=={found[1]}" in PROJECT["optional-dependencies"][variant]
+    assert f"!{settings['LOCK']}" in (ROOT / ".dockerignore").read_text()
+    has_cuda = bool(re.search("^nvidia-nccl", lock, re.MULTILINE))
+    assert (bool(settings["DRIVER"]), bool(settings["CAPABILITY"])) == (has_cuda, has_cuda)
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_other_packages_have_the_versions_of_the_checkout(variant: str) -> None:
+    def versions(lock: Path) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for name, version in re.findall(r"^([a-z0-9-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE):
+            found.setdefault(name, set()).add(version)
+        return found
+
+    ours, theirs = versions(ROOT / "locks/requirements.lock"), versions(ROOT / read_settings(variant)["LOCK"])
+    own = re.compile(r"torch|torchvision|triton|setuptools|nvidia-(?!ml-py).*|cuda-.*")
+    assert [name for name in theirs if not own.fullmatch(name) and not theirs[name] <= ours.get(name, set())] == []
+
+
+def test_the_driver_and_the_gpus_of_a_variant_are_those_of_the_table() -> None:
+    for variant in VARIANTS:
+        if variant.name in NAMES:
+            settings = read_settings(variant.name)
+            lowest = settings["CAPABILITY"].partition("-")[0]
+            assert settings["DRIVER"] == variant.driver
+            assert lowest == ".".join(map(str, variant.code["x86_64"]))
+
+
+TORCH = "torch2.10"
+
+
+@pytest.mark.parametrize(
+    ("environ", "tags"),
+    [
+        ({"VERSION": "1.2.3"}, f"1.2.3-cuda12-{TORCH} 1.2.3-cuda12 1.2-cuda12 cuda12"),
+        ({"VERSION": "1.2.3", "RELEASE": "v1.2.3"}, f"1.2.3-cuda12-{TORCH} 1.2.3-cuda12 1.2-cuda12 cuda12"),
+        ({"VERSION": "1.2.3", "REBUILD": "20260110"}, f"1.2.3-cuda12-{TORCH}-20260110 1.2.3-cuda12 1.2-cuda12 cuda12"),
+        ({"VERSION": "1.2.3rc1"}, f"1.2.3rc1-cuda12-{TORCH}"),
+        ({"VERSION": "1.3.0.dev0"}, f"1.3.0.dev0-cuda12-{TORCH}"),
+        ({"VERSION": "1.2.3", "VARIANT": "cpu"}, "1.2.3-cpu-torch2.13 1.2.3-cpu 1.2-cpu cpu"),
+        ({"VERSION": "1.2.3", "IMAGE": "slipway:dev-cpu"}, "1.2.3-cpu-torch2.13 1.2.3-cpu 1.2-cpu cpu"),
+    ],
+)
+def test_each_tag_names_the_variant_the_first_is_exact_and_only_releases_move_others(
+    environ: dict[str, str], tags: str
+) -> None:
+    done = run("images/release/tags.sh", **environ)
+    assert (done.returncode, done.stdout.split()) == (0, tags.split())
+
+
+def test_the_table_of_tags_is_that_of_the_tags_that_are_pushed() -> None:
+    readme = (ROOT / "images/README.md").read_text()
+    table = set(re.findall(r"^\| `([^`]+)` \|", readme.partition("## Tags")[2].partition("##")[0], re.MULTILINE))
+    published = (run("images/release/tags.sh", VERSION="1.2.3", **more) for more in ({}, {"REBUILD": "20260110"}))
+    assert table == {tag for done in published for tag in done.stdout.split()}
+
+
+def test_no_tag_is_latest_and_each_is_the_name_of_its_variant() -> None:
+    for variant in NAMES:
+        tags = run("images/release/tags.sh", VERSION="1.2.3", VARIANT=variant).stdout.split()
+        assert tags
+        assert [tag for tag in tags if variant not in tag.split("-")] == []
+
+
+def test_a_git_tag_that_is_not_the_version_publishes_nothing() -> None:
+    done = run("images/release/tags.sh", VERSION="1.2.3", RELEASE="v1.2.4")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "v1.2.4 is not v1.2.3" in done.stderr
+
+
+@pytest.mark.parametrize("environ", [{"VARIANT": "cpu"}, {"IMAGE": "slipway:dev-cpu"}])
+def test_a_stand_in_is_never_pushed(environ: dict[str, str]) -> None:
+    done = run("images/release/push.sh", REPOSITORY="registry.example/slipway", **environ)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "nothing is pushed: torch 2.13.0+cpu" in done.stderr
+
+
+def test_the_lock_of_the_checkout_is_not_written_as_that_of_one_image() -> None:
+    before = (ROOT / "locks/requirements.lock").read_bytes()
+    done = run("images/lock.sh")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "Type: make lock;" in done.stderr
+    assert (ROOT / "locks/requirements.lock").read_bytes() == before
