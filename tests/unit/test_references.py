@@ -3,7 +3,8 @@
 import pytest
 
 from slipway.protocol.errors import LaunchError
-from slipway.render.references import name_for_enroot, pinned
+from slipway.protocol.variants import NAMES
+from slipway.render.references import name_for_enroot, pinned, variant_of
 
 DIGEST = f"@sha256:{'0' * 64}"
 
@@ -119,3 +120,39 @@ def test_an_image_that_docker_would_not_take_or_that_changes_is_refused(image: s
         pinned(image)
     assert refused.value.code == 78
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "variant"),
+    [
+        ("slipway:dev", ""),
+        ("slipway:dev-cpu", "cpu"),
+        ("slipway:1.2.3-cuda12-torch2.10", "cuda12"),
+        ("registry:5000/team/slipway:1.2-cuda13", "cuda13"),
+        (f"registry.example/slipway:1.2.3-cpu{DIGEST}", "cpu"),
+        (f"registry.example/slipway{DIGEST}", ""),
+        ("registry.example#team/slipway:1.2.3-cpu", "cpu"),
+        ("registry:5000#team/slipway:1.2.3-cpu", "cpu"),
+        ("dockerd://slipway:dev-cpu", "cpu"),
+        ("/shared/cpu/slipway.sqsh", ""),
+        ("/shared/images/slipway-1.2.3-cpu.sqsh", "cpu"),
+        ("/shared/images/team+slipway+1.2.3-cpu.sqsh", "cpu"),
+        ("team/cpu-slipway:1.2.3", ""),
+        ("cpu:1", ""),
+        ("slipway:1.2.3-mycpu", ""),
+        ("cpu", ""),
+    ],
+)
+def test_the_variant_is_a_word_of_the_tag(image: str, variant: str) -> None:
+    assert variant_of(image) == variant
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_a_tag_that_moves_with_each_release_is_refused(variant: str) -> None:
+    for refuses, image in ((pinned, f"a/slipway:{variant}"), (name_for_enroot, f"registry.example/slipway:{variant}")):
+        with pytest.raises(LaunchError) as refused:
+            refuses(image)
+        assert refused.value.code == 78
+        assert f"Name a version, as in 1.2.3-{variant}." in str(refused.value)
+    assert pinned(f"slipway:{variant}{DIGEST}")
+    assert pinned(f"slipway:1.2.3-{variant}")

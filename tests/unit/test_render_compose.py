@@ -96,6 +96,13 @@ def test_as_many_gpus_are_taken_as_were_asked_for(render: Slipway, words: list[s
         assert service["environment"].get("NVIDIA_VISIBLE_DEVICES") == (None if count else "void")
 
 
+def test_an_image_without_cuda_takes_no_gpu(render: Slipway) -> None:
+    for service in (training(render("--image", "a:1.2-cpu")), training(render(IMAGE="slipway:dev-cpu"))):
+        assert "deploy" not in service
+        assert service["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "deploy" in training(render("--image", "a:1.2-cuda12"))
+
+
 def test_options_are_taken_before_and_behind_a_workload(render: Slipway) -> None:
     options = ["--gpus", "2", "--image", "a:1", "--name", "mine", "--grace_seconds=30", "--oversubscribe"]
     before, behind = (
@@ -217,6 +224,8 @@ REFUSED = [
     (["--image", "slipway"], {}, 78, "slipway:TAG"),
     (["--image", "slipway:latest"], {}, 78, "Name a version"),
     ([], {"IMAGE": "slipway"}, 78, "slipway:TAG"),
+    (["--image", "slipway:dev-cpu", "--gpus", "2"], {}, 78, "Leave --gpus out"),
+    ([], {"IMAGE": "slipway:cuda12"}, 78, "as in 1.2.3-cuda12"),
     (["--gpus", "-1"], {}, 2, "--gpus"),
     (["--gpus", "all"], {}, 2, "--gpus"),
     (["--gpus", "2", "--nproc-per-node", "4"], {}, 78, "--oversubscribe"),

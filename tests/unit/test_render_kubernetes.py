@@ -120,6 +120,16 @@ def test_gpus_bring_cores_and_memory(render: Slipway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+def test_an_image_without_cuda_takes_no_gpu(render: Slipway, kind: str) -> None:
+    image = "registry.example/slipway:1.2.3-cpu"
+    asked = render(kind, "--image", image, "--nodes", "2", "gpt")
+    assert asked.out == render(kind, "--image", image, "--nodes", "2", "--gpus", "0", "gpt").out
+    assert asked.code == 0
+    assert "nvidia.com/gpu" not in asked.out
+    assert "nvidia.com/gpu" in render(kind, "--image", "slipway:1.2.3-cuda12", "gpt").out
+
+
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
 def test_another_name_leaves_nothing_under_the_old_one(render: Slipway, kind: str) -> None:
     answer = render(kind, "--nodes", "2", "--name", "other")
     for document in rendered(answer).values():
@@ -288,6 +298,9 @@ REFUSED = [
     (["--node-rank", "1"], {}, 78, "Omit it"),
     ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
     (["--standalone"], {}, 78, "--nodes 1"),
+    (["--image", "slipway:dev-cpu", "--gpus", "2"], {}, 78, "Leave --gpus out"),
+    (["--image", "slipway:dev-cpu", "--with", "rdma"], {}, 78, "or the image cpu"),
+    (["--image", "slipway:cpu"], {}, 78, "as in 1.2.3-cpu"),
     (["--gpus", "-1"], {}, 2, "--gpus"),
     (["--resume", "none"], {}, 78, "another --name"),
     (["--gpus", "a100:2"], {}, 2, "--gpus"),

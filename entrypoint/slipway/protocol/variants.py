@@ -38,6 +38,9 @@ VARIANTS = (
     Variant("cuda13", 13, "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}, "(not built yet)"),
 )
 
+WITHOUT_CUDA = "cpu"  # the variant for machines without a GPU
+NAMES = (*(variant.name for variant in VARIANTS), WITHOUT_CUDA)  # each is a word of the tags of its images
+
 
 def lacking_driver(variant: Variant, driver: str, gpus: Gpus) -> str:
     """The oldest driver that these GPUs need with this CUDA; empty where this one is new enough."""

@@ -11,7 +11,7 @@ from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values
 from slipway.render.command import make_command, make_option, matching
-from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
+from slipway.render.words import given_settings, read_gpus, read_image, read_request, read_runs, read_words, require_enough
 
 PROJECT = matching(r"[a-z0-9][a-z0-9_-]*", "small letters, digits, _ and - are allowed, a letter or digit first")
 OPTIONS = (
@@ -37,14 +37,17 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
             "`docker run --network host` on each, as the README shows; compose/two-nodes.yaml simulates two nodes on one."
         )
     given = given_settings(sources) | read_runs(sources)
-    require_enough(options["gpus"], sources)
+    image = read_image(options["image"], sources)
+    gpus = read_gpus(options["gpus"], image)
+    require_enough(gpus, sources)
     asked = read_request(
         ComposeRequest,
         read_words(words, sources),
         options,
         sources,
         given,
-        image=read_image(options["image"], sources),
+        image=image,
+        gpus=gpus,
         command=("slipway", *sys.argv[1:]),
         # Those of a file reach the container with that file.
         secrets=tuple(name for name in secret_values(given) if sources.environ.get(name)),

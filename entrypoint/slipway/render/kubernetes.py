@@ -23,7 +23,7 @@ from slipway.render.manifests import (
 )
 from slipway.render.operators import make_jobset, make_trainer
 from slipway.render.times import TIME_FORMS, read_time
-from slipway.render.words import given_settings, read_image, read_request, read_runs, read_words, require_enough
+from slipway.render.words import given_settings, read_gpus, read_image, read_request, read_runs, read_words, require_enough
 
 GPUS = 4  # for each node, as base/single/job.yaml says
 # Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
@@ -96,7 +96,9 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
             f"{resume.about('SLIPWAY_RESUME')}, but a pod resumes the run that is named after its job. Omit it; "
             "a new run takes another --name."
         )
-    require_enough(GPUS if options["gpus"] is None else options["gpus"], sources)
+    image = read_image(options["image"], sources)
+    gpus = read_gpus(options["gpus"], image)
+    require_enough(GPUS if gpus is None else gpus, sources)
     # What else .env gives to training, as it does everywhere: NCCL_DEBUG and the like.
     others = {name: value for name, value in sources.env_file.items() if name.startswith(LIBRARIES)}
     given = {**others, **given_settings(sources), **read_runs(sources)}
@@ -106,15 +108,16 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
         options,
         sources,
         given,
-        image=read_image(options["image"], sources),
-        components=_choose_components(options["components"], options["gpus"]),
+        image=image,
+        gpus=gpus,
+        components=_choose_components(options["components"], gpus),
     )
 
 
 def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
     """The components once each, in their order; TensorBoard shows what lies on the claims. Raises LaunchError."""
     if gpus == 0 and (unfit := {"gpu", "rdma"}.intersection(names)):
-        raise LaunchError(f"--with {min(unfit)} is for GPUs, but --gpus 0. Leave one of them out.")
+        raise LaunchError(f"--with {min(unfit)} is for GPUs, but this job has none (--gpus 0, or the image cpu). Leave one of them out.")
     chosen = {*names, *(["pvc"] if "tensorboard" in names else [])}
     return tuple(name for name in COMPONENTS if name in chosen)
 

@@ -3,6 +3,7 @@
 import re
 
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.variants import NAMES
 
 DOCKER_HUB = "registry-1.docker.io"  # where enroot looks for an image without a registry (enroot's src/docker.sh)
 ENGINE = "dockerd://"  # enroot's word for the Docker Engine of the node
@@ -72,6 +73,16 @@ def name_for_enroot(image: str) -> str:
     )
 
 
+def variant_of(image: str) -> str:
+    """The variant that the name of an image says: a word of its tag, or of the name of a .sqsh file. Empty where it says none.
+
+    slipway:1.2.3-cpu is cpu, /shared/slipway-1.2.3-cuda12.sqsh is cuda12.
+    """
+    name = image.partition("@sha256:")[0].rpartition("/")[2]
+    tag = name.removesuffix(SQUASHED) if name.endswith(SQUASHED) else name.partition(":")[2].rpartition(":")[2]
+    return next((word for word in re.split("[-+]", tag) if word in NAMES), "")
+
+
 def _require_version(image: str, tag: str | None) -> None:
     """Raise LaunchError where a name may mean another image tomorrow."""
     if not tag:
@@ -81,6 +92,11 @@ def _require_version(image: str, tag: str | None) -> None:
     if tag == "latest":
         raise LaunchError(
             f"--image {image}: latest can be another image every day, even for a job that is restarted. Name a version."
+        )
+    if tag in NAMES:
+        raise LaunchError(
+            f"--image {image}: {tag} is the image of the newest release, so it can be another one next week, even for a job that is "
+            f"restarted. Name a version, as in 1.2.3-{tag}."
         )
 
 

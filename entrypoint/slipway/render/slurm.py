@@ -16,7 +16,7 @@ from slipway.render.command import checked, make_command, make_option, matching
 from slipway.render.references import name_for_enroot
 from slipway.render.sbatch import CPUS_PER_GPU, MEM_PER_GPU, BatchRequest, make_sbatch
 from slipway.render.times import TIME_FORMS, read_time
-from slipway.render.words import given_settings, read_request, read_words, require_enough
+from slipway.render.words import given_settings, read_gpus, read_request, read_words, require_enough
 
 # In a line for sbatch nothing can be quoted.
 NAME = matching(r"\w[\w.+=@-]*", "letters, digits and _ . + = @ - are allowed")
@@ -62,7 +62,8 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
     venv, image = options["venv"], options["image"]
     if venv and image:
         raise click.UsageError("--venv trains without a container and --image in one; type one of them.")
-    require_enough(options["gpus"], sources)
+    gpus = read_gpus(options["gpus"], image)
+    require_enough(gpus, sources)
     asked = read_request(
         BatchRequest,
         (*_env_file_words(options["env_file"], everywhere=bool(venv)), *read_words(words, sources)),
@@ -70,6 +71,7 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
         sources,
         given_settings(sources),
         image=name_for_enroot(image) if image else None,
+        gpus=gpus,
         runs=_shared(sources.claims(BY_NAME["SLIPWAY_RUNS"])[0], mounted=not venv),
     )
     template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")

@@ -16,7 +16,8 @@ from slipway.launch.resolve.settings import BY_NAME, SETTINGS
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values
-from slipway.render.references import pinned
+from slipway.protocol.variants import WITHOUT_CUDA
+from slipway.render.references import pinned, variant_of
 from slipway.render.request import JobRequest
 
 Kind = TypeVar("Kind", bound=JobRequest)
@@ -122,6 +123,21 @@ def read_image(option: str | None, sources: Sources) -> str | None:
         return pinned(option) if option else pinned(claim.value) if claim else None
     except LaunchError as error:
         raise LaunchError(f"{claim.about('IMAGE')}: {error}" if claim else str(error)) from None
+
+
+def read_gpus(gpus: int | None, image: str | None) -> int | None:
+    """How many GPUs are asked for: those of --gpus; 0 where the image has no CUDA, by its name; None where nobody says.
+
+    Raises LaunchError (78) where both contradict each other.
+    """
+    if not image or variant_of(image) != WITHOUT_CUDA:
+        return gpus
+    if gpus:
+        raise LaunchError(
+            f"--image {image} has no CUDA (it is the variant {WITHOUT_CUDA}), but --gpus {gpus}. Leave --gpus out, or name an image "
+            "with CUDA, such as 1.2.3-cuda12."
+        )
+    return 0
 
 
 def require_enough(gpus: int | None, sources: Sources) -> None:
