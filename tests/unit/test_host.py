@@ -35,6 +35,21 @@ def test_the_image_names_itself_in_the_environment() -> None:
     assert read_host({"SLIPWAY_IMAGE": "0.1.0-abc"}).image == "0.1.0-abc"
 
 
+@pytest.mark.parametrize(
+    ("image", "usual"),
+    [
+        ("", "slipway:dev"),
+        ("0.1.0-abc", "slipway:dev"),
+        ("0.1.0.dev0-cuda12-abc-dirty", "slipway:dev"),
+        ("0.1.0.dev0-cpu-abc-dirty", "slipway:dev-cpu"),
+        ("0.1.0-cuda13-abc", "slipway:dev-cuda13"),
+        ("0.1.0-cpu0", "slipway:dev"),
+    ],
+)
+def test_what_to_type_names_the_image_of_the_variant_that_this_is(image: str, usual: str) -> None:
+    assert read_host({"SLIPWAY_IMAGE": image}).usual_image == usual
+
+
 def test_without_any_folder_for_temporary_files_the_flag_to_add_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> str:
         raise FileNotFoundError("No usable temporary directory found")

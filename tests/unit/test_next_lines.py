@@ -39,6 +39,11 @@ CASES = [
         f"docker run --rm {VOLUME} team/slipway:2 {READ[8:]}",
     ),
     (
+        Invocation("docker", "", usual="slipway:dev-cpu"),
+        f"docker run --rm {ROOM} {VOLUME} slipway:dev-cpu {TRAIN[8:]}",
+        f"docker run --rm {VOLUME} slipway:dev-cpu {READ[8:]}",
+    ),
+    (
         Invocation("docker", "", user=4711),
         f"docker run --rm --user 4711:0 {ROOM} {VOLUME} slipway:dev {TRAIN[8:]}",
         f"docker run --rm --user 4711:0 {VOLUME} slipway:dev {READ[8:]}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.host import CHECKPOINTS, USUAL_IMAGE, mount_point, mounted_from
+from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     COMPOSE,
@@ -122,7 +122,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         )
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
-        say(f"  Replace {USUAL_IMAGE} with your image's name, or {otherwise}.")
+        say(f"  Replace {here.usual} with your image's name, or {otherwise}.")
 
 
 def find_here(job: Job, fleeting: bool) -> Invocation:
@@ -137,6 +137,7 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         runtime,
         program=typed_program() if host.image is None else "",
         image=claim.value if claim else "",
+        usual=host.usual_image,
         gpus=len(topology.gpus) if topology.device == "cuda" else 0,
         nodes=topology.nodes,
         user=os.getuid(),

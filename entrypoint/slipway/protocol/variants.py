@@ -39,7 +39,7 @@ VARIANTS = (
 )
 
 WITHOUT_CUDA = "cpu"  # the variant for machines without a GPU
-NAMES = (*(variant.name for variant in VARIANTS), WITHOUT_CUDA)  # each is a word of the tags of its images
+NAMES = (*(variant.name for variant in VARIANTS), WITHOUT_CUDA)  # the default first; each is a word of its images' tags
 
 
 def lacking_driver(variant: Variant, driver: str, gpus: Gpus) -> str:

@@ -11,7 +11,6 @@ from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.host import (
     CHECKPOINTS,
     EMPTY_DIR,
-    USUAL_IMAGE,
     Host,
     can_write,
     is_read_only,
@@ -84,7 +83,7 @@ def _make_writable(host: Host, point: Path, owner: int) -> str:
     if source and not source.startswith(("/", "./")):
         return (
             f"Let group 0, which every user of the image has, write to the volume. Type: docker run --rm --user 0 "
-            f"-v {shlex.quote(f'{source}:{point}')} {USUAL_IMAGE} sh -c "
+            f"-v {shlex.quote(f'{source}:{point}')} {host.usual_image} sh -c "
             + shlex.quote(f"chgrp -R 0 {shlex.quote(str(point))} && chmod -R g+rwX {shlex.quote(str(point))}")
         )
     if owner:

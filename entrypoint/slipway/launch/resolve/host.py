@@ -21,8 +21,10 @@ from slipway.launch.resolve.runtimes import HOST, detect_runtime, runtime_of
 from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.printable import one_line
+from slipway.protocol.variants import NAMES
 
 CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image, for results and for caches
+USUAL_IMAGE = "slipway:dev"  # what images/variant.sh calls the default variant; the others add their name
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class Host:
     affinity: int = 1
     cores: int = 1
     dmi: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usual_image(self) -> str:
+        """What this image is called where `make image` built it: the variant is a word of the image's own name."""
+        words = (self.image or "").split("-")
+        return next((f"{USUAL_IMAGE}-{name}" for name in NAMES[1:] if name in words), USUAL_IMAGE)
 
     @property
     def shell(self) -> str:
@@ -153,7 +161,6 @@ def size_of(folder: Path) -> int | None:
     return found.f_blocks * found.f_frsize
 
 
-USUAL_IMAGE = "slipway:dev"  # as the Makefile names it
 EMPTY_DIR = "emptyDir"
 
 

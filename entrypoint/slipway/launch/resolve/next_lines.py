@@ -39,6 +39,7 @@ class Invocation:
     runtime: str
     program: str = "slipway"
     image: str = ""
+    usual: str = USUAL_IMAGE  # as the Makefile names it, where nobody says what it is called
     gpus: int = 0  # of this node
     nodes: int = 1
     user: int = IMAGE_USER
@@ -121,7 +122,7 @@ def _in_docker(words: str, trains: bool, here: Invocation) -> str:
     gpus = " --gpus all" if here.gpus and trains else ""
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
     room = " --shm-size 1g --stop-timeout 120" if trains else ""
-    image = shlex.quote(here.image or USUAL_IMAGE)
+    image = shlex.quote(here.image or here.usual)
     told = f" -e IMAGE={image}" if here.image and trains else ""
     before, source = "", here.source
     if trains and not source:
@@ -149,21 +150,21 @@ def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
     nodes += f" --gpus-per-node={here.gpus}" if trains and here.gpus else ""
     if here.program:
         return f"srun{nodes} {here.program} {words}" if trains else f"{here.program} {words}"
-    image = shlex.quote(here.image or f"dockerd://{USUAL_IMAGE}")
+    image = shlex.quote(here.image or f"dockerd://{here.usual}")
     container = f'--container-image={image} --container-mounts="{here.folder}:{here.results}" --no-container-entrypoint'
     return f"srun{nodes} {container} /opt/slipway/bin/slipway {words}"
 
 
 def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
     """A Job for a training; a pod beside it, on the same claim, for what reads."""
-    image = shlex.quote(here.image or USUAL_IMAGE)
+    image = shlex.quote(here.image or here.usual)
     if trains:
         name, _, arguments = words.partition(" ")
         gpus = f" --gpus {here.gpus} --nodes {here.nodes} --image {image} --name slipway-next --with pvc"
         return f"{here.program or 'slipway'} render k8s{gpus} {name} {arguments}".rstrip() + " | kubectl apply -f -"
     places = {"results": here.results, "tmp": "/tmp"}  # noqa: S108  # a volume: the root file system is read-only
     container = {
-        "name": "slipway-next", "image": here.image or USUAL_IMAGE, "args": shlex.split(words), "securityContext": CONFINED,
+        "name": "slipway-next", "image": here.image or here.usual, "args": shlex.split(words), "securityContext": CONFINED,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in places.items()],
     }  # fmt: skip
     volumes = [{"name": "results", "persistentVolumeClaim": {"claimName": CLAIM}}, {"name": "tmp", "emptyDir": {}}]
