@@ -13,13 +13,13 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=images/variant.sh
 source images/variant.sh
 version="${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}"
-torch="${TORCH%%+*}" # 2.10.0 of 2.10.0+cu128
+public="${TORCH%%+*}" # 2.10.0 of 2.10.0+cu128
 
 if [[ -n "${RELEASE:-}" && "$RELEASE" != "v$version" ]]; then
     echo "tags: the tag $RELEASE is not v$version, the version in pyproject.toml. Set one right." >&2
     exit 78
 fi
-echo "$version-$variant-torch${torch%.*}${REBUILD:+-$REBUILD}"
+echo "$version-$variant-torch${public%.*}${REBUILD:+-$REBUILD}"
 if [[ "$version" =~ ^([0-9]+\.[0-9]+)\.[0-9]+$ ]]; then
     printf '%s\n' "$version-$variant" "${BASH_REMATCH[1]}-$variant" "$variant"
 fi

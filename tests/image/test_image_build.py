@@ -175,7 +175,9 @@ def test_wheels_that_make_setup_fetched_are_offered_to_the_build(
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     (tmp_path / ".venv/wheels").mkdir()
-    wheels = [f"a-1+cu12-{tags}" for tags in ("py3-none-any", f"{python}-{python}-linux_x86_64", "cp312-cp312-linux_x86_64")]
+    wheels = [
+        f"a-1+cu12-{tags}" for tags in ("py3-none-any", f"{python}-{python}-linux_x86_64", "cp312-cp312-linux_x86_64")
+    ]
     for wheel in (*wheels, "a-2+cu12-py3-none-any", "b-1-py3-none-any"):
         (tmp_path / f".venv/wheels/{wheel}.whl").write_bytes(bytes(20_000_000))
     image = fresh_name()

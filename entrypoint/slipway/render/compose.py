@@ -11,7 +11,15 @@ from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values
 from slipway.render.command import make_command, make_option, matching
-from slipway.render.words import given_settings, read_gpus, read_image, read_request, read_runs, read_words, require_enough
+from slipway.render.words import (
+    given_settings,
+    read_gpus,
+    read_image,
+    read_request,
+    read_runs,
+    read_words,
+    require_enough,
+)
 
 PROJECT = matching(r"[a-z0-9][a-z0-9_-]*", "small letters, digits, _ and - are allowed, a letter or digit first")
 OPTIONS = (

@@ -23,7 +23,15 @@ from slipway.render.manifests import (
 )
 from slipway.render.operators import make_jobset, make_trainer
 from slipway.render.times import TIME_FORMS, read_time
-from slipway.render.words import given_settings, read_gpus, read_image, read_request, read_runs, read_words, require_enough
+from slipway.render.words import (
+    given_settings,
+    read_gpus,
+    read_image,
+    read_request,
+    read_runs,
+    read_words,
+    require_enough,
+)
 
 GPUS = 4  # for each node, as base/single/job.yaml says
 # Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
@@ -117,7 +125,9 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
 def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, ...]:
     """The components once each, in their order; TensorBoard shows what lies on the claims. Raises LaunchError."""
     if gpus == 0 and (unfit := {"gpu", "rdma"}.intersection(names)):
-        raise LaunchError(f"--with {min(unfit)} is for GPUs, but this job has none (--gpus 0, or the image cpu). Leave one of them out.")
+        raise LaunchError(
+            f"--with {min(unfit)} is for GPUs, but this job has none (--gpus 0, or the image cpu). Leave one of them out."
+        )
     chosen = {*names, *(["pvc"] if "tensorboard" in names else [])}
     return tuple(name for name in COMPONENTS if name in chosen)
 

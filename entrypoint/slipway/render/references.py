@@ -95,8 +95,8 @@ def _require_version(image: str, tag: str | None) -> None:
         )
     if tag in NAMES:
         raise LaunchError(
-            f"--image {image}: {tag} is the image of the newest release, so it can be another one next week, even for a job that is "
-            f"restarted. Name a version, as in 1.2.3-{tag}."
+            f"--image {image}: {tag} is the image of the newest release, so it can be another one next week, even for a job "
+            f"that is restarted. Name a version, as in 1.2.3-{tag}."
         )
 
 

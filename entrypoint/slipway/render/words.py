@@ -134,8 +134,8 @@ def read_gpus(gpus: int | None, image: str | None) -> int | None:
         return gpus
     if gpus:
         raise LaunchError(
-            f"--image {image} has no CUDA (it is the variant {WITHOUT_CUDA}), but --gpus {gpus}. Leave --gpus out, or name an image "
-            "with CUDA, such as 1.2.3-cuda12."
+            f"--image {image} has no CUDA (it is the variant {WITHOUT_CUDA}), but --gpus {gpus}. Leave --gpus out, or name an "
+            "image with CUDA, such as 1.2.3-cuda12."
         )
     return 0
 
