@@ -22,12 +22,13 @@ case "${WHEELS:-}" in
     http*) from=(--extra-index-url "$WHEELS" --index-strategy unsafe-best-match) ;;
     *) from=(--find-links "$WHEELS") ;;
 esac
-# The extra `train` asks for torchvision, which a stand-in lacks.
+# A stand-in has one wheel, for x86-64, and lacks torchvision, for which the extra `train` asks.
+platform=(--universal) # x86-64 and arm64 at once
 if [[ -n "$STAND_IN" ]]; then
     echo "torchvision ; python_version < '3'" >"$work/overrides"
     overrides=(--override "$work/overrides")
+    platform=(--python-platform x86_64-unknown-linux-gnu)
 fi
-# For x86-64 and arm64 at once, and the one Python that the image has.
 .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-    --universal --python-version "$PYTHON_VERSION" "${from[@]}" "${overrides[@]}" \
+    "${platform[@]}" --python-version "$PYTHON_VERSION" "${from[@]}" "${overrides[@]}" \
     --constraint "$work/constraints" --extra train --extra "$variant" pyproject.toml --output-file "$LOCK" >/dev/null
