@@ -23,12 +23,19 @@ case "${WHEELS:-}" in
     *) from=(--find-links "$WHEELS") ;;
 esac
 # A stand-in has one wheel, for x86-64, and lacks torchvision, for which the extra `train` asks.
-platform=(--universal) # x86-64 and arm64 at once
 if [[ -n "$STAND_IN" ]]; then
     echo "torchvision ; python_version < '3'" >"$work/overrides"
     overrides=(--override "$work/overrides")
-    platform=(--python-platform x86_64-unknown-linux-gnu)
 fi
-.venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-    "${platform[@]}" --python-version "$PYTHON_VERSION" "${from[@]}" "${overrides[@]}" \
-    --constraint "$work/constraints" --extra train --extra "$variant" pyproject.toml --output-file "$LOCK" >/dev/null
+
+resolve() { # resolve PROCESSOR
+    .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+        --python-version "$PYTHON_VERSION" --python-platform "$1-unknown-linux-gnu" "${from[@]}" "${overrides[@]}" \
+        --constraint "$work/constraints" --extra train --extra "$variant" pyproject.toml --output-file "$work/$1" >/dev/null
+}
+resolve x86_64
+if [[ -z "$STAND_IN" ]]; then # one lock for both processors
+    resolve aarch64
+    diff "$work/x86_64" "$work/aarch64" >&2 || { echo "lock: x86-64 (<) and arm64 (>) need different packages, as above" >&2; exit 1; }
+fi
+cat "$work/x86_64" >"$LOCK"
