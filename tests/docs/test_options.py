@@ -136,9 +136,12 @@ def mistakes_of_make(words: list[str]) -> Iterator[str]:
     done = subprocess.run(["make", "--dry-run", "--always-make", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         yield done.stderr
-    scripts = "".join((ROOT / name).read_text() for name in set(re.findall(r"[\w/]+\.sh\b", done.stdout)))
+    scripts = [(ROOT / name).read_text() for name in set(re.findall(r"[\w/]+\.sh\b", done.stdout))]
+    scripts += [
+        (ROOT / name).read_text() for name in re.findall(r"^source (\S+\.sh)$", "\n".join(scripts), re.MULTILINE)
+    ]
     for name, value in assigned(words).items():
-        if value not in done.stdout and not re.search(rf"\$\{{?{name}\b", scripts):
+        if value not in done.stdout and not re.search(rf"\$\{{?{name}\b", "".join(scripts)):
             yield f"nothing reads {name}"
 
 
