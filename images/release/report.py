@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -112,9 +113,12 @@ def read_saved(stream: IO[bytes]) -> Report:
     """
     texts: dict[str, bytes] = {}
     sizes: dict[str, tuple[int, int]] = {}
+    links: dict[str, str] = {}  # a layer that occurs twice is saved once
     seen = 0
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as saved:
         for member in saved:
+            if member.issym():
+                links[member.name] = posixpath.normpath(f"{posixpath.dirname(member.name)}/{member.linkname}")
             content = saved.extractfile(member) if member.isreg() else None
             if content is None:
                 continue
@@ -132,7 +136,8 @@ def read_saved(stream: IO[bytes]) -> Report:
             sizes[member.name] = files, passing.packed()
     manifest = json.loads(texts["manifest.json"])[0]
     names = layer_names(json.loads(texts[manifest["Config"]])["history"])
-    layers = [Layer(name, *sizes[path]) for name, path in zip(names, manifest["Layers"], strict=True)]
+    paths = [links.get(path, path) for path in manifest["Layers"]]
+    layers = [Layer(name, *sizes[path]) for name, path in zip(names, paths, strict=True)]
     return Report(layers, sum(int(row.split("\t")[1]) for row in texts[WHEELS].decode().splitlines()))
 
 

@@ -48,18 +48,23 @@ def test_it_adds_up_layers_and_compares_them_with_wheels_and_base(small: str) ->
     assert table.endswith(f": {ratio:.3f}")
 
 
+def pack(files: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
+    """A tar archive of files and symbolic links."""
+    with io.BytesIO() as buffer, tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
+        tar.close()
+        return buffer.getvalue()
+
+
 def saved(layers: list[bytes], history: list[dict], wheels: str) -> io.BytesIO:
     """What `docker save` of an engine with containerd's image store writes: packed layers under their digests."""
-
-    def pack(files: dict[str, bytes]) -> bytes:
-        with io.BytesIO() as buffer, tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-            tar.close()
-            return buffer.getvalue()
-
     blobs = {f"blobs/sha256/{number}": gzip.compress(pack({"file": content})) for number, content in enumerate(layers)}
     blobs["blobs/sha256/last"] = gzip.compress(pack({"opt/slipway/share/wheels.tsv": wheels.encode()}))
     manifest = [{"Config": "blobs/sha256/config", "Layers": list(blobs)}]
@@ -73,6 +78,19 @@ def test_layers_that_the_engine_has_packed_already_are_unpacked_first() -> None:
     assert [(layer.name, layer.files) for layer in read.layers][:2] == [("base", 100_000), ("COPY x /", 50_000)]
     assert read.layers[0].packed < 1000
     assert read.wheels == 700
+
+
+def test_a_layer_that_occurs_twice_which_the_engine_saves_once_is_found() -> None:
+    layers = {
+        "a/layer.tar": pack({"x": b"x" * 1000}),
+        "c/layer.tar": pack({"opt/slipway/share/wheels.tsv": b"a-1.whl\t700\t00\n"}),
+    }
+    manifest = [{"Config": "config.json", "Layers": ["a/layer.tar", "b/layer.tar", "c/layer.tar"]}]
+    history = [{"created_by": name} for name in ("base", "COPY y /", "COPY z /")]
+    texts = {"config.json": {"history": history}, "manifest.json": manifest}
+    files = layers | {name: json.dumps(content).encode() for name, content in texts.items()}
+    read = report["read_saved"](io.BytesIO(pack(files, {"b/layer.tar": "../a/layer.tar"})))
+    assert [(layer.name, layer.files) for layer in read.layers][:2] == [("base", 1000), ("COPY y /", 1000)]
 
 
 @pytest.mark.parametrize(
