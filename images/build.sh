@@ -86,7 +86,7 @@ show_steps() {
         step="${line%% *}"
         step="${step#\#}"
         case "$line" in
-            '#'*' ['*'] '*)
+            "#$step ["*'] '*)
                 [[ "$line" == *'[internal]'* ]] || name[step]="${line#*] }"
                 taken[step]="${line#* [}"
                 ;;
