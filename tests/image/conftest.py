@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from containers import Containers, docker, fresh_name
+from containers import IMAGE, Containers, docker, fresh_name
 from person import person  # noqa: F401  # a fixture
 
 
@@ -26,6 +26,14 @@ def network(undo: ExitStack) -> str:
     docker("network", "create", name)
     undo.callback(docker, "network", "rm", name)
     return name
+
+
+@pytest.fixture
+def cuda() -> None:
+    """What this test is about is in images with CUDA alone."""
+    variant = docker("image", "inspect", "--format", '{{index .Config.Labels "slipway.variant"}}', IMAGE).strip()
+    if variant == "cpu":
+        pytest.skip(f"{IMAGE} has no CUDA")
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
     assert not [name for name in names if JOBS_OWN.match(name)]
 
 
+@pytest.mark.usefixtures("cuda")
 def test_a_driver_that_gke_mounts_is_found(container: Containers, tmp_path: Path) -> None:
     """It lies in /usr/local/nvidia/lib64, where no ldconfig has been. Any library will do: NVML's functions are looked for in it."""
     driver = tmp_path / "driver"
@@ -53,6 +54,7 @@ def test_a_driver_that_gke_mounts_is_found(container: Containers, tmp_path: Path
     assert "GPUs cannot be used: NVML answers: Function Not Found" in job.text
 
 
+@pytest.mark.usefixtures("cuda")
 def test_where_a_device_file_is_nobody_trains_on_the_cpu_unasked(container: Containers) -> None:
     given = f"{WELL} --device /dev/null:/dev/nvidia0"
     assert "/dev/nvidia0 is there, but no NVIDIA driver" in container(f"{given} IMG plan", code=77).text

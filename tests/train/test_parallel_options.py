@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import step
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import agree_on_data, begin_training
+from slipway.train.parallel import data_parallel
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.linear import make_data
 from slipway.train.workloads.vision import make_task
@@ -80,3 +82,17 @@ def test_a_step_that_is_left_out_leaves_running_statistics_as_they_were(monkeypa
         monkeypatch.setattr(step, "poison", poison)
         take_step(training, "train")
         assert not all(map(torch.equal, kept, training.task.model.buffers()))
+
+
+@pytest.mark.pull
+def test_a_newer_torch_that_has_another_word_for_buffers_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap(model: torch.nn.Module, *, broadcast_buffers: bool, **_: object) -> torch.nn.Module:
+        assert not broadcast_buffers
+        said = "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead."  # 2.13
+        warnings.warn(said, FutureWarning, stacklevel=2)
+        return model
+
+    monkeypatch.setattr(data_parallel, "DistributedDataParallel", wrap)
+    model, options = torch.nn.Linear(1, 1), LinearOptions()
+    with outside_job() as context:
+        assert data_parallel.average_gradients(model, options, context) is model

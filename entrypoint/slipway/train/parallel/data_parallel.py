@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
@@ -144,17 +145,20 @@ def divided(loss: torch.Tensor | Summed, samples: int) -> tuple[torch.Tensor, to
 
 def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes, in buckets and in the form that `options` ask for."""
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[context.device.index] if context.device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_mb,  # torch's own 25 unless typed: on CPUs buckets of 1 MB cost 2 to 6 % of a step
-        gradient_as_bucket_view=True,
-        # Running statistics play no part in training: `align` exchanges them when they are judged or saved, and not, as by
-        # default, before every step (0.5 ms of CPU time and one more wait for each other in a step of 19 ms).
-        broadcast_buffers=False,
-        find_unused_parameters=options.find_unused_parameters,
-        static_graph=options.static_graph,
-    )
+    with warnings.catch_warnings():
+        # Since 2.13 torch offers forward_sync_buffers instead, which synchronizes buffers at the start all the same.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        parallel = DistributedDataParallel(
+            model,
+            device_ids=[context.device.index] if context.device.type == "cuda" else None,
+            bucket_cap_mb=options.bucket_mb,  # torch's own 25 unless typed: on CPUs buckets of 1 MB cost 2 to 6 % of a step
+            gradient_as_bucket_view=True,
+            # Running statistics play no part in training: `align` exchanges them when they are judged or saved, and not, as by
+            # default, before every step (0.5 ms of CPU time and one more wait for each other in a step of 19 ms).
+            broadcast_buffers=False,
+            find_unused_parameters=options.find_unused_parameters,
+            static_graph=options.static_graph,
+        )
     hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
     if options.comm in hooks:
         parallel.register_comm_hook(None, hooks[options.comm])
