@@ -44,6 +44,7 @@ offer_wheels() {
     server=$!
     # shellcheck disable=SC2064  # both are known now
     trap "kill $server 2>/dev/null || true; rm --recursive '$work'" EXIT
+    touch "$work/said" # before the server opens it
     until grep --only-matching 'http://[0-9.:]*' "$work/said" >"$work/address"; do
         kill -0 "$server" 2>/dev/null || return 0
         sleep 0.1
