@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import signal
@@ -128,7 +129,6 @@ def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "job" / "node-0" / "honours-stop").exists()
 
 
-@pytest.mark.quarantine("one of eight runs on a busy machine ends a worker by SIGUSR1; why is not known", "2026-12-10")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -168,6 +168,24 @@ def test_a_signal_to_the_loaders_workers_too_saves_all_the_same(
         worker.terminate()
         worker.join(PATIENCE)
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_a_loaders_workers_block_the_signals_before_anything_runs_there(request: pytest.FixtureRequest) -> None:
+    """What is collected in a worker can start threads, as an older loader's iterator does, and they inherit what is blocked."""
+    run, step = begin()
+    reading, writing = os.pipe()
+    told = torch.ones(1)  # anything that can be referred to weakly
+    multiprocessing.util.register_after_fork(
+        told,
+        lambda _: os.write(writing, bytes([0, *signal.pthread_sigmask(signal.SIG_BLOCK, [])])),
+    )
+    for _ in run.epochs(1):
+        for _ in run.batches(DataLoader(range(4), 2, num_workers=1)):  # type: ignore[arg-type]
+            step()
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} <= {*os.read(reading, 64)}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    for number in (reading, writing):
+        os.close(number)
 
 
 def test_processes_without_a_distributed_sampler_seed_their_samples_differently(
@@ -286,6 +304,43 @@ def test_a_model_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str])
     for _ in run.steps(2):
         step()
     assert "weight: 1 × 1 in the snapshot, 1 × 2 in the model" in refused(capsys, lambda: begin(2))
+
+
+def train_with(run: ResumableRun, *optimizers: torch.optim.Optimizer) -> None:
+    for _ in run.steps(3):
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_an_optimizer_that_is_not_saved_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    train_with(slipway.resume(model=model), torch.optim.AdamW(model.parameters()))
+    said = capsys.readouterr().err
+    assert said.count("warning: AdamW trains a model that is saved, and was not passed to slipway.resume") == 1
+
+
+def test_a_scheduler_that_is_not_saved_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train_with(slipway.resume(model=model, optimizer=optimizer), optimizer)
+    assert capsys.readouterr().err.count("warning: a scheduler sets the learning rate of SGD, and none was passed") == 1
+
+
+def test_nothing_is_said_where_everything_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    within, of_others = torch.optim.Adam(model.parameters()), torch.optim.Adam([torch.ones(1)])
+    train_with(slipway.resume(model=model, optimizer=optimizer, schedule=schedule), optimizer, within, of_others)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_model_that_moves_to_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model)
+    model.to("meta")
+    assert "was on cpu in slipway.resume, and is on meta now" in refused(capsys, run.boundary)
 
 
 def test_no_batches_and_no_step_end_well(capsys: pytest.CaptureFixture[str]) -> None:

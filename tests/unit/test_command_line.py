@@ -201,6 +201,14 @@ def test_each_shell_has_its_script(slipway: Slipway, shell: str) -> None:
     assert "bash_complete" in slipway("completion", SHELL="/bin/dash").out
 
 
+def test_importing_the_package_loads_nothing_else() -> None:
+    """A script imports it in its first line, and gets torch when it asks for `resume`."""
+    code = "import sys; before = {*sys.modules}; import slipway; print(*{*sys.modules} - before)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "slipway\n"
+    )
+
+
 def test_a_start_loads_nothing_for_completion() -> None:
     code = "import slipway.cli.cli, sys; sys.exit('click.shell_completion' in sys.modules or 'slipway.cli.reports' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

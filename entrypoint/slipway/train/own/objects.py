@@ -47,6 +47,10 @@ class Objects:
         """Return the objects of a class."""
         return [each for parts in self.named.values() for each in parts.values() if isinstance(each, kind)]
 
+    def having(self, method: str) -> list[Any]:
+        """Return the objects that have a method."""
+        return [each for parts in self.named.values() for each in parts.values() if hasattr(each, method)]
+
     def collect(self) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
         """Return all states as tensors by file and name, and as JSON, and what these tensors are parts of (see Layouts).
 

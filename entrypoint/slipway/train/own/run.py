@@ -37,6 +37,7 @@ from slipway.train.own.joining import handle_stops, is_launched, is_under_torchr
 from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
 from slipway.train.own.sharding import local
+from slipway.train.own.unsaved import Unsaved, device_of, require_in_place
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
@@ -139,6 +140,7 @@ class ResumableRun:
         self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
+        self._unsaved = Unsaved(objects, context)
         atexit.register(self._leave)
         with self._told():
             objects.collect()  # refuses now what could not be saved
@@ -418,6 +420,7 @@ class ResumableRun:
                 )
             return
         self._postponed = 0
+        require_in_place(self._objects, self._context.device)
         if self._stopping and may_stop:
             self._stop(self._stopping)
         if self.step >= self._disk.due:
@@ -458,6 +461,7 @@ class ResumableRun:
 
     def _let_go(self) -> None:
         self._heartbeat.close()
+        self._unsaved.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -528,14 +532,6 @@ def data_of(ranks: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:
     stored = ranks[f"{rank}.data"].contiguous()
     size = int(stored[:8].clone().view(torch.int64))
     return dict(from_bytes(stored[8 : 8 + size]))
-
-
-def device_of(objects: Objects) -> torch.device:
-    """Return the device that the models are on."""
-    for model in objects.of_kind(nn.Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return torch.device(tensor.device)
-    return torch.device("cpu")
 
 
 def end_badly(error: BaseException, place: Place | None, so_far: WorkerOutcome, environ: Mapping[str, str]) -> int:

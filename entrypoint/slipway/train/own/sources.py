@@ -62,7 +62,7 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
     """
     if not isinstance(loader, Iterable):
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
-    inner = next((loader.__dict__[name] for name in INSIDE if name in getattr(loader, "__dict__", ())), loader)
+    inner = inner_of(loader)
     if isinstance(inner, DataLoader) and inner.num_workers and not isinstance(inner.worker_init_fn, Sheltered):
         inner.worker_init_fn = Sheltered(inner.worker_init_fn)
     if callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None)):
@@ -77,6 +77,25 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
             "position. Leave it out here, or give the data set __getitem__ and __len__."
         )
     return source
+
+
+def inner_of(loader: Any) -> Any:
+    """Return torch's loader within one of a framework, or else the loader itself."""
+    return next((loader.__dict__[name] for name in INSIDE if name in getattr(loader, "__dict__", ())), loader)
+
+
+def begin_pass(loader: Any) -> Iterator[Any]:
+    """Return `iter(loader)`. Worker processes that this starts inherit that STOPS are blocked, and so does every thread there.
+
+    `Sheltered` comes too late for some: an older loader's iterator that is collected in a new worker starts threads.
+    """
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, STOPS if isinstance(getattr(inner_of(loader), "worker_init_fn", None), Sheltered) else ()
+    )
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Sheltered:
@@ -145,7 +164,7 @@ class WithState:
 
     def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource; its state says where."""
-        iterator: Iterator[Any] = iter(self._loader)
+        iterator = begin_pass(self._loader)
         if then is not None:
             then()
         return iterator
@@ -171,7 +190,7 @@ class Plain:
     def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource."""
         begun = time.monotonic()
-        iterator: Iterator[Any] = iter(self._loader)
+        iterator = begin_pass(self._loader)
         for _ in islice(iterator, batches):
             continue
         if then is not None:
@@ -221,7 +240,7 @@ class Indexed:
         # Persistent workers draw their seed once, in the process that started them; later epochs draw the order alone.
         persistent = self._inner.persistent_workers and self._inner._iterator is None
         self._skipping.restart, self._skipping.then = again if persistent else None, then
-        iterator: Iterator[Any] = iter(self._loader)
+        iterator = begin_pass(self._loader)
         # Without workers the sampler would begin with the first batch, in the midst of what that draws.
         if not self._skipping.begin():  # a generator, which begins as late
             iterator = chain([*islice(iterator, 1)], iterator)
