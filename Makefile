@@ -217,7 +217,7 @@ LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --for
 LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
 lock: .venv/.dev ## Write the lock files from pyproject.toml
-	$(LOCK) --extra train --extra cuda12 --output-file locks/requirements.lock
+	$(LOCK) --extra train --extra store --extra cuda12 --output-file locks/requirements.lock
 	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 	$(LOCK) --extra peers --no-deps --constraint locks/requirements.lock --output-file locks/requirements-peers.lock

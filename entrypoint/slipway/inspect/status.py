@@ -17,6 +17,7 @@ from slipway.launch.run_directory.records import (
     OutcomeRecord,
     RankStatus,
     RunRecord,
+    StoreRecord,
     WaitingRecord,
 )
 from slipway.launch.run_directory.run_lock import TOUCH, is_alive
@@ -57,6 +58,7 @@ class Status:
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
     stopping: Mapping[int, str] = field(default_factory=dict)  # why the workers of a node are to stop
+    store: StoreRecord | None = None  # how far the copy of rank 0's node is
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -122,6 +124,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         run.node(0).failures(),
         run.differences(),
         {node.rank: printable(why) for node in living if (why := node.stopping)},
+        run.store,
     )
 
 
@@ -159,6 +162,7 @@ def status_json(status: Status) -> dict[str, Any]:
         "stopping": [{"node": node, "why": why} for node, why in status.stopping.items()],
         "ledger": ledger_json(status.ledger) if status.ledger else None,
         "failures": list(status.failures),
+        "store": _store_json(status.store),
         "replicas": [difference._asdict() for difference in status.differences],
         "outcome": dict(status.outcome_json) or None,
     }  # fmt: skip
@@ -184,11 +188,31 @@ def status_lines(status: Status) -> list[str]:
     lines += [f"  replicas    differed at {difference}" for difference in status.differences[-SHOWN:]]
     if status.snapshot is not None or record.workload in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
+    if status.store:
+        lines.append(f"  store       {_store_line(status.store)}")
     if status.alive and status.beats:
         lines += _beat_lines(status.beats, status.ages)
     elif status.alive and status.workers:
         lines += _worker_lines(status.workers)
     return lines
+
+
+def _store_json(store: StoreRecord | None) -> dict[str, Any] | None:
+    """What is known of the copy, with its age in seconds."""
+    if store is None:
+        return None
+    age = None if store.taken is None else round(max(0.0, time.time() - store.taken), 1)
+    return store._asdict() | {"age": age}
+
+
+def _store_line(store: StoreRecord) -> str:
+    """The same for people: how old the newest copy is, what is being copied, and why it fails, if it does."""
+    text = store.describe(time.time())
+    if store.copying is not None:
+        text += (
+            f"; copying step {store.copying} ({store.done / max(store.total, 1):.0%} of {store.total / 1e6:,.1f} MB)"
+        )
+    return text + "".join(f"; {why}" for why in (store.error, store.superseded) if why)
 
 
 def _beat_lines(beats: Sequence[Beat], ages: Sequence[float]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from slipway.launch.resolve.spot import choose_watched
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
+from slipway.launch.storing import Stores
 from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
@@ -47,17 +48,19 @@ def run_job(job: Job) -> int:
         say(note)
     with Stops() as stops, ExitStack() as stack:
         stack.enter_context(watch_notices(job, stops))
+        store = stack.enter_context(Stores(job, stops, say))
+        store.restore()
         if job.single:
             try:
-                node = enter_alone(job, stops, stack)
-                return make_attempts(job, node, alone(job, node), stops, stack)
+                node = enter_alone(job, stops, stack, reserve=store.reserve)
+                return make_attempts(job, node, alone(job, node), stops, stack, store=store)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
-        node = enter(job, stack)
-        return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack)
+        node = enter(job, stack, reserve=store.reserve)
+        return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack, store=store)
 
 
 def watch_notices(job: Job, stops: Stops) -> NoticeWatch:
@@ -87,10 +90,16 @@ REAL = JobParts()
 
 
 def make_attempts(
-    job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack, parts: JobParts = REAL
+    job: Job,
+    node: Node,
+    nodes: "SingleNode | SeveralNodes",
+    stops: Stops,
+    stack: ExitStack,
+    parts: JobParts = REAL,
+    store: Stores | None = None,
 ) -> int:
     """Make attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
-    return Attempts(job, node, nodes, stops, stack, parts).run()
+    return Attempts(job, node, nodes, stops, stack, parts, store).run()
 
 
 class Attempts:
@@ -99,12 +108,20 @@ class Attempts:
     """
 
     def __init__(
-        self, job: Job, node: Node, nodes: "SingleNode | SeveralNodes", stops: Stops, stack: ExitStack, parts: JobParts
+        self,
+        job: Job,
+        node: Node,
+        nodes: "SingleNode | SeveralNodes",
+        stops: Stops,
+        stack: ExitStack,
+        parts: JobParts,
+        store: Stores | None = None,
     ) -> None:
         """`stack` closes at the job's end what all attempts share."""
         self._job, self._node, self._nodes = job, node, nodes
         self._stops, self._stack, self._parts = stops, stack, parts
         self._lock: RunLock | None = None
+        self._store = store
         self._books = Books(node.ledger, job.plan, parts.clock)
         self._memory = stack.enter_context(closing(SnapshotMemory(job)))
         self._own = OwnProcesses()
@@ -168,6 +185,8 @@ class Attempts:
             previous = node.tries[-1].outcome if node.tries else None
             lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
             self._metrics.attempt(node.run)
+            if self._store:
+                self._store.copy(node.run)
             return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, lasting)
         except LaunchError as error:
             if self._job.single and not node.tries:
@@ -187,7 +206,7 @@ class Attempts:
 
     def _agree(self, tried: Try, hangs: HangReport) -> Ending:
         """Agree with the other nodes on how the attempt ended and what follows, and note it."""
-        is_taken = self._job.single and self._is_lock_lost  # then the launcher that took the run over continues
+        is_taken = self._job.single and bool(self._taken_over)  # then the launcher that took the run over continues
         rule = (
             (lambda verdict, _: Ending(verdict))
             if is_taken
@@ -203,9 +222,9 @@ class Attempts:
         return ending
 
     @property
-    def _is_lock_lost(self) -> bool:
-        """Whether another launcher has taken over the run directory."""
-        return self._lock is not None and bool(self._lock.lost)
+    def _taken_over(self) -> str:
+        """Which launcher has taken over the run directory, or the run in the store; empty where none has."""
+        return (self._lock.lost if self._lock else "") or (self._store.superseded if self._store else "")
 
     def _leaves(self, ending: Ending) -> bool:
         """Whether this node leaves a job that continues without it."""
@@ -213,7 +232,7 @@ class Attempts:
 
     def _is_last(self, ending: Ending) -> bool:
         """Whether this was the last attempt of this node."""
-        return ending.pause is None or self._leaves(ending) or self._is_lock_lost
+        return ending.pause is None or self._leaves(ending) or bool(self._taken_over)
 
     def _pause(self, ending: Ending) -> None:
         """Announce the next attempt, and wait until it can begin."""
@@ -253,6 +272,8 @@ class Attempts:
         """While an attempt runs: book its time, and report to those who watch from elsewhere."""
         self._books.look(milestones)
         self._notices.look(self._node.run)
+        if self._store:
+            self._store.look()
 
     def _note_hang(self, hang: str) -> None:
         """Report a hang to those who watch from elsewhere."""
@@ -263,8 +284,8 @@ class Attempts:
         """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
         node that failed or is lost, if any.
         """
-        if self._lock and self._lock.lost:
-            return Elsewhere(self._lock.lost)
+        if taken := self._taken_over:
+            return Elsewhere(taken)
         if news := self._nodes.news:
             text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
             return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)

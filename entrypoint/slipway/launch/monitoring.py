@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from slipway import __version__
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.records import StoreRecord
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.ledger import KINDS, WORK
@@ -263,6 +264,7 @@ class Metrics:
         yield from self._ranks(self._run.node(topology.node_rank))
         if (saved := self._run.newest_step) is not None:
             yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
+        yield from self._store(self._run.node(topology.node_rank).store)
         if 0 in topology.ranks:
             yield from self._numbers(self._run)
             yield from self._time(self._run, topology.node_rank)
@@ -283,6 +285,18 @@ class Metrics:
         yield gauge(
             "slipway_slower", "The fraction by which the rank that all others wait for is slower.", slower, "rank"
         )
+
+    def _store(self, record: StoreRecord) -> Iterator[Metric]:
+        """How old the newest copy in the store is."""
+        if not record.store:
+            return
+        if record.step is not None:
+            yield gauge("slipway_store_step", "The step of the newest snapshot in the store.", {(): record.step})
+        if record.taken is not None:
+            age = max(0.0, time.time() - record.taken)
+            yield gauge("slipway_store_age_seconds", "Seconds since that snapshot was written.", {(): age})
+        yield gauge("slipway_store_bytes", "Bytes that this node has copied to the store.", {(): record.bytes})
+        yield gauge("slipway_store_failing", "1 while copies fail.", {(): int(bool(record.error))})
 
     def _time(self, run: Run, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and the share of it that was training."""

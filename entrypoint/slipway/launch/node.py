@@ -28,6 +28,13 @@ from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
 
+Reserve = Callable[[Path], bool]
+
+
+def is_unknown(path: Path) -> bool:
+    """Return True: without a store no other run can have the name of a folder that is not here."""
+    return True
+
 
 @dataclass(frozen=True)
 class Node:
@@ -46,23 +53,23 @@ class Node:
     ledger: Ledger = NOTHING
 
 
-def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK) -> Node:
+def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, reserve: Reserve = is_unknown) -> Node:
     """The state of a single node's launcher at its start. At the end of the `stack` the folder of a new run is
-    removed where nothing was begun in it.
+    removed where nothing was begun in it. `reserve` says whether a new run may have a folder's name.
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
     require_place(job)
     name_odd_runs(job)
     try:
-        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack))
+        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, reserve))
         return Node(run, reached=run.highest_step, ledger=earlier_ledger(run, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, clock.time()), job.plan), stops)
         raise
 
 
-def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK) -> Node:
+def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, reserve: Reserve = is_unknown) -> Node:
     """The state of one of several launchers at its start; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
@@ -71,7 +78,7 @@ def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK) -> Node:
         require_place(job)
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
-            take = partial(hold, stack)
+            take = partial(hold, stack, reserve)
             run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
             return dataclasses.replace(node, run=run, reached=run.highest_step, ledger=earlier_ledger(run, 0, clock))
     except NoNewRunError as error:
@@ -88,9 +95,12 @@ def require_place(job: Job) -> None:
         raise LaunchError(absent)
 
 
-def hold(stack: ExitStack, path: Path) -> bool:
+def hold(stack: ExitStack, reserve: Reserve, path: Path) -> bool:
     """Claim the folder of a new run until the end of the `stack`, and for good once anything is in it. Raises LaunchError."""
     if claimed := claim(path):
+        if not reserve(path):
+            release(path)
+            return False
         stack.callback(release, path)
     return claimed
 

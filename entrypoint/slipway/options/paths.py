@@ -13,6 +13,7 @@ from slipway.protocol.mistake import ConfigurationError
 
 # `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
 ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
+STORES = ("s3", "gs", "az")  # that --store takes
 COPIES = {
     "s3": "aws s3 sync",
     "gs": "gcloud storage rsync --recursive",
@@ -29,6 +30,7 @@ def explain_address(path: str) -> str:
     if scheme == "file":
         return f"type the path without {found[1]}://"
     copy = f" To copy between a folder and the store, type {COPIES[scheme]}." if scheme in COPIES else ""
+    copy += f" To keep a copy of each run in a bucket, add --store {scheme}://BUCKET/PATH." if scheme in STORES else ""
     if scheme == "hf" or "//huggingface.co/" in path:
         copy = " A repo of the Hub, where one is taken, is typed OWNER/NAME."
     return (

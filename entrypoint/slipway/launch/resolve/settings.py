@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from slipway.launch.resolve.foreign_values import parse_address
 from slipway.options.paths import parse_path
+from slipway.store.address import SUPPORTED, parse_store
 
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
@@ -150,6 +151,31 @@ SETTINGS = (
         "none starts a new run; auto resumes this run or, if no run is named, the workload's latest run; a PATH starts from that "
         "run or snapshot.",
         "auto|none|PATH",
+    ),
+    Setting(
+        "SLIPWAY_STORE",
+        "--store",
+        "",
+        parse_store,
+        "Copy the run's snapshots and records to a store, in the background, and resume from there where this disk is empty: "
+        f"{SUPPORTED}.",
+        "URL",
+    ),
+    Setting(
+        "SLIPWAY_STORE_LIMIT",
+        "--store-limit",
+        "0",
+        _number(0, 1_000_000),
+        "Megabytes per second that each node copies to the store at most; 0 means no limit.",
+        "MB",
+    ),
+    Setting(
+        "SLIPWAY_STORE_PARALLEL",
+        "--store-parallel",
+        "4",
+        _number(1, 64),
+        "Requests to the store at once, on each node; each of them holds 64 MiB of memory.",
+        "N",
     ),
     Setting(
         "SLIPWAY_GRACE_SECONDS",

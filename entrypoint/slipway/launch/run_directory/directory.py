@@ -26,6 +26,7 @@ from slipway.launch.run_directory.records import (
     RankStatus,
     RunRecord,
     StopRecord,
+    StoreRecord,
     TraceAnswer,
     TraceRequest,
     WaitingRecord,
@@ -54,6 +55,7 @@ from slipway.protocol.files import (
     STACKS_FILE,
     STEPS,
     STOP_FILE,
+    STORE_FILE,
     TRACE_FILE,
     TRACE_WANTED,
     WAITING_FILE,
@@ -140,6 +142,11 @@ class NodeDirectory(NamedTuple):
     def stopping(self) -> str:
         """Why its workers were asked to stop, in words; empty where they were not."""
         return read_record(StopRecord, self.path / STOP_FILE).name
+
+    @property
+    def store(self) -> StoreRecord:
+        """How far the copy in the store is."""
+        return read_record(StoreRecord, self.path / STORE_FILE)
 
     def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
         """The newest heartbeat of each rank that has one, of all ranks of the node by default."""
@@ -315,6 +322,12 @@ class RunDirectory:
         verdict = read_ledger(read_json(self.path / OUTCOME_FILE).get("ledger"))
         found = [ledger for ledger in (self.node(node_rank).ledger(), verdict) if ledger]
         return max(found, key=lambda ledger: ledger.until, default=None)
+
+    @property
+    def store(self) -> StoreRecord | None:
+        """How far the copy in the store is, by the node whose copy is newest; None where there is no store."""
+        found = [record for node in self.nodes(STORE_FILE) if (record := node.store).store]
+        return max(found, key=lambda record: (record.attempt, record.taken or 0.0), default=None)
 
     def differences(self) -> list[replicas.ReplicaDifference]:
         """When the replicas of the model differed, oldest first."""

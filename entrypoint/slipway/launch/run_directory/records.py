@@ -107,6 +107,32 @@ class RanksRecord(NamedTuple):
     time: float | None = None
 
 
+class StoreRecord(NamedTuple):
+    """`store.json`: the run's address in the `store`, the newest `step` that is complete there and when it was `taken`; the step
+    that is being copied, and how many bytes of it are `done`; why the last try failed, and who continues the run. `bytes` and
+    `seconds` of processor time in all.
+    """
+
+    store: str = ""
+    attempt: int = 0
+    step: Annotated[int, Between(0, STEPS)] | None = None
+    taken: Seconds | None = None
+    copying: Annotated[int, Between(0, STEPS)] | None = None
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    superseded: str = ""
+    bytes: int = 0
+    seconds: Seconds = 0.0
+
+    def describe(self, now: float) -> str:
+        """How old the newest copy is, in words."""
+        if self.step is None:
+            return f"{self.store} has no snapshot yet"
+        age = "" if self.taken is None else f", {max(0.0, now - self.taken):.0f} s old"
+        return f"the newest snapshot in {self.store} is of step {self.step}{age}"
+
+
 class TraceRequest(NamedTuple):
     """`trace-wanted`: the id of the request."""
 

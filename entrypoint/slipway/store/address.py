@@ -1,0 +1,70 @@
+"""The address of a store, as a user types it: `s3://bucket/path`. Every start of the launcher imports this."""
+
+import re
+from typing import NamedTuple
+
+SUPPORTED = "s3://BUCKET[/PATH], gs://BUCKET[/PATH], az://CONTAINER[/PATH] and file:///FOLDER"
+ADDRESS = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
+# Names of buckets, as each cloud has them. Dots are allowed in those of S3 and Google.
+BUCKETS = {
+    "s3": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "gs": r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]",
+    "az": r"[a-z0-9](?:-?[a-z0-9]){2,62}",
+}
+SEGMENT = re.compile(r"[\w.=+@,-]+")
+
+
+class StoreAddress(NamedTuple):
+    """A store: its scheme, its bucket (empty for `file`), and the path in it, without a slash at its end."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    def __str__(self) -> str:
+        """The address in its usual form."""
+        inner = "/".join(filter(None, (self.bucket, self.path)))
+        return f"{self.scheme}://{inner}"
+
+    def split(self) -> "tuple[StoreAddress, str]":
+        """The store that a run is in, and the run's name, where this is the address of a run. ValueError where it has no name."""
+        above, _, name = self.path.rpartition("/")
+        if not name or (self.scheme == "file" and not above):
+            raise ValueError(f"the name of a run is missing: {self}/RUN is needed")
+        return self._replace(path=above), name
+
+
+def parse_store(text: str) -> StoreAddress | None:
+    """Return the store that an address means; None for an empty text. Raises ValueError with what is supported."""
+    if not text:
+        return None
+    found = ADDRESS.fullmatch(text)
+    if found is None or found[1].lower() not in (*BUCKETS, "file"):
+        raise ValueError(f"{SUPPORTED} are supported")
+    scheme = found[1].lower()
+    if scheme == "file":
+        if not found[2].startswith("/") or not found[2].strip("/"):
+            raise ValueError("file:// needs an absolute path of a folder, such as file:///mnt/backup/runs")
+        return StoreAddress(scheme, "", "/" + _checked(found[2].strip("/")))
+    bucket, _, path = found[2].partition("/")
+    if not re.fullmatch(BUCKETS[scheme], bucket):
+        raise ValueError(
+            f"{scheme}:// needs the name of a {'container' if scheme == 'az' else 'bucket'}, and a path in it if you like: "
+            f"{SUPPORTED} are supported"
+        )
+    return StoreAddress(scheme, bucket, _checked(path.strip("/")))
+
+
+def _checked(path: str) -> str:
+    odd = next(
+        (part for part in path.split("/") if path and (not SEGMENT.fullmatch(part) or part in (".", ".."))), None
+    )
+    if odd is not None:
+        raise ValueError(f"letters, digits and -_.=+@, are allowed in each part of a store's path, not {odd!r}")
+    return path
+
+
+def is_store(text: str) -> bool:
+    """Whether a text is meant as the address of a store."""
+    found = ADDRESS.fullmatch(text)
+    return bool(found) and found[1].lower() in (*BUCKETS, "file")

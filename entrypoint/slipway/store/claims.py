@@ -1,0 +1,57 @@
+"""Which attempt may write: the one with the highest claim. A claim is an object that only one launcher can create."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from slipway.protocol.files import parse_json
+from slipway.store.layout import CLAIM, claim_name
+from slipway.store.objects import MissingObjectError, ObjectStore
+
+
+class SupersededAttemptError(Exception):
+    """A later attempt has claimed the run; nothing more is written or deleted. The message says who."""
+
+
+def highest_claim(store: ObjectStore, run: str) -> int | None:
+    """The highest number that an attempt has claimed; None where nobody has the run."""
+    folder = f"{run}/claims/"
+    numbers = [
+        int(found[1]) for name in store.list_objects(folder) if (found := CLAIM.fullmatch(name.removeprefix(folder)))
+    ]
+    return max(numbers, default=None)
+
+
+def read_claim(store: ObjectStore, run: str, attempt: int) -> dict[str, Any]:
+    """What a claim says; nothing where it is damaged."""
+    try:
+        content = parse_json(store.read(claim_name(run, attempt)))
+    except (ValueError, RecursionError, MissingObjectError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def claim(store: ObjectStore, run: str, attempt: int, content: Mapping[str, Any]) -> None:
+    """Claim an attempt. `content` has a `nonce` of this launcher. Raises SupersededAttemptError where another one has it, or a
+    later one.
+    """
+    created = store.create(claim_name(run, attempt), json.dumps(content, indent=1).encode())
+    if not created:
+        there = read_claim(store, run, attempt)
+        if there.get("nonce") != content["nonce"]:
+            raise SupersededAttemptError(
+                f"attempt {attempt} of {run} belongs to another launcher, on {there.get('host')}"
+            )
+    require_newest(store, run, attempt)
+
+
+def require_newest(store: ObjectStore, run: str, attempt: int) -> None:
+    """Raise SupersededAttemptError where a later attempt has claimed the run."""
+    newest = highest_claim(store, run)
+    if newest is not None and newest > attempt:
+        where = read_claim(store, run, newest).get("host")
+        raise SupersededAttemptError(
+            f"attempt {newest} has continued {run} on {where}, so attempt {attempt} copies nothing more"
+        )

@@ -1,0 +1,132 @@
+"""Buckets of S3, Google and Azure through obstore, one wheel for all three (docs/storage.md compares it with others)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore import exceptions
+
+from slipway.store.address import StoreAddress
+from slipway.store.objects import MissingObjectError, RefusedError, UnreachableError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Bucket
+
+CONNECT, REQUEST = timedelta(seconds=10), timedelta(minutes=5)  # a piece at 0.2 MB/s
+RETRIES = {"max_retries": 5, "retry_timeout": timedelta(minutes=2)}
+REFUSED = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.NotSupportedError,
+    exceptions.InvalidPathError,
+    exceptions.UnknownConfigurationKeyError,
+)
+# Answers that obstore has no class for, and that no later try changes.
+FINAL = (
+    "NoSuchBucket",
+    "InvalidBucketName",
+    "PermanentRedirect",
+    "ContainerNotFound",
+    "InvalidAccessKeyId",
+    "NotImplemented",
+)
+
+
+@contextmanager
+def as_store_errors(name: str) -> Iterator[None]:
+    """Turn an error of obstore into the StoreError that says the same, in one line."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if any(word in str(error) for word in FINAL):
+            raise RefusedError(f"{name}: {_short(error)}") from None
+        raise MissingObjectError(f"{name}: {_short(error)}") from None
+    except REFUSED as error:
+        raise RefusedError(f"{name}: {_short(error)}") from None
+    except (exceptions.BaseError, OSError) as error:
+        final = any(word in str(error) for word in FINAL)
+        raise (RefusedError if final else UnreachableError)(f"{name}: {_short(error)}") from None
+
+
+def _short(error: Exception) -> str:
+    """The first line of an error: obstore adds what Rust knows about it."""
+    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+class CloudStore:
+    """A bucket, or a path in one. Credentials, region and endpoint come from the variables that each cloud's own tools read."""
+
+    def __init__(self, address: StoreAddress, environ: Mapping[str, str] = os.environ) -> None:
+        """Nothing is asked of the bucket yet. Raises RefusedError for settings that make no sense."""
+        self._prefix, self._name = (f"{address.path}/" if address.path else ""), str(address)
+        with as_store_errors(self._name):
+            self._bucket = open_bucket(address, environ)
+
+    def list_objects(self, prefix: str) -> dict[str, int]:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            chunks = obstore.list(self._bucket, prefix=f"{self._prefix}{prefix}")
+            return {each["path"].removeprefix(self._prefix): each["size"] for chunk in chunks for each in chunk}
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            found = obstore.list_with_delimiter(self._bucket, prefix=f"{self._prefix}{prefix}")["common_prefixes"]
+        return sorted(name.rstrip("/").removeprefix(f"{self._prefix}{prefix}") for name in found)
+
+    def read(self, name: str) -> bytes:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            return bytes(obstore.get(self._bucket, f"{self._prefix}{name}").bytes())
+
+    def write(self, name: str, content: bytes) -> None:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            obstore.put(self._bucket, f"{self._prefix}{name}", content, use_multipart=False)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """As ObjectStore says: `If-None-Match: *`, and `x-goog-if-generation-match: 0` at Google."""
+        with as_store_errors(self._name):
+            try:
+                obstore.put(self._bucket, f"{self._prefix}{name}", content, mode="create", use_multipart=False)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return False
+        return True
+
+    def delete(self, names: Collection[str]) -> None:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            for name in names:  # one by one: not every server knows the request for several, and one may be missing
+                try:
+                    obstore.delete(self._bucket, f"{self._prefix}{name}")
+                except FileNotFoundError:
+                    continue
+
+
+def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:
+    """The bucket as obstore knows it. Raises what obstore raises."""
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    client: dict[str, Any] = {"connect_timeout": CONNECT, "timeout": REQUEST}
+    if bundle := environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE"):
+        client["root_certificate"] = Path(bundle).read_bytes()
+    endpoint = (
+        environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or environ.get("AWS_ENDPOINT") or ""
+    )
+    more: dict[str, Any] = {"client_options": client, "retry_config": RETRIES}
+    if address.scheme == "gs":
+        return GCSStore(address.bucket, **more)
+    if address.scheme == "az":
+        return AzureStore(address.bucket, **more)
+    if endpoint:
+        client["allow_http"] = endpoint.startswith("http://")
+        more["endpoint"] = endpoint
+        more["region"] = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return S3Store(address.bucket, **more)

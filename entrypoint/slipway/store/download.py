@@ -1,0 +1,90 @@
+"""How a snapshot gets from a store into a run directory: verified while it comes, and renamed when it is complete."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
+from slipway.protocol.files import MANIFEST, SNAPSHOTS, held_folder, part_name, snapshot_name
+from slipway.store.catalog import StoredSnapshot
+from slipway.store.objects import ObjectStore
+
+
+class CorruptError(Exception):
+    """What came from the store is not what the manifest says; the message names the file."""
+
+
+def snapshots_folder(run: Path, part: int) -> Path:
+    """The folder of a run directory with the snapshots of a part."""
+    return run / SNAPSHOTS / part_name(part) if part else run / SNAPSHOTS
+
+
+def download(
+    store: ObjectStore,
+    stored: StoredSnapshot,
+    run: Path,
+    parallel: int = 4,
+    note: Callable[[int], None] = lambda size: None,
+) -> Path:
+    """Fetch a snapshot into a run directory. Returns its path there.
+
+    `note` is told the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was deleted
+    meanwhile.
+    """
+    folder = snapshots_folder(run, stored.place.part)
+    make_folder(run / SNAPSHOTS)
+    make_folder(folder)
+    final = folder / snapshot_name(stored.place.step)
+    temporary = folder / f".{final.name}.fetching.{os.getpid()}"
+    with suppress(FileNotFoundError):
+        remove_tree(temporary)
+    temporary.mkdir()
+    try:
+        with held_folder(folder) as held:
+            for name, file in stored.files.items():
+                _fetch_file(store, file.objects, held / temporary.name / name, (file.size, file.sha256), parallel, note)
+            write_file(held / temporary.name / MANIFEST, [stored.manifest])
+            sync_folder(held / temporary.name)
+            if final.exists():  # damaged, or of another attempt: the next save removes it
+                final.rename(folder / f".{final.name}.replaced")
+            temporary.rename(final)
+            sync_folder(held)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first counts
+            remove_tree(temporary)
+        raise
+    return final
+
+
+def _fetch_file(
+    store: ObjectStore,
+    objects: Sequence[str],
+    path: Path,
+    expected: tuple[int, str],
+    parallel: int,
+    note: Callable[[int], None],
+) -> None:
+    written = write_file(path, _read_ahead(store, objects, parallel), note)
+    if (written["size"], written["sha256"]) != expected:
+        raise CorruptError(f"{objects[0]} is not what its manifest says")
+
+
+def _read_ahead(store: ObjectStore, objects: Sequence[str], parallel: int) -> Iterator[bytes]:
+    """The contents of objects, in this order, of which several are read at once."""
+    with ThreadPoolExecutor(parallel) as pool:
+        reading: deque[Future[bytes]] = deque()
+        try:
+            for name in objects:
+                if len(reading) == parallel:
+                    yield reading.popleft().result()
+                reading.append(pool.submit(store.read, name))
+            while reading:
+                yield reading.popleft().result()
+        finally:
+            for future in reading:
+                future.cancel()

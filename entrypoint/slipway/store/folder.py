@@ -1,0 +1,117 @@
+"""A folder as a store, for another disk or a network file system. It needs no locks: flock does nothing on some of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from slipway.protocol.durable import replace_file, sync_folder
+from slipway.store.objects import MissingObjectError, RefusedError, UnreachableError
+
+REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+
+
+@contextmanager
+def as_store_errors() -> Iterator[None]:
+    """Turn an OSError into the StoreError that says the same."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingObjectError(f"{error.filename} is missing") from None
+    except OSError as error:
+        kind = RefusedError if error.errno in REFUSED else UnreachableError
+        raise kind(f"{os.fsdecode(error.filename or '')}: {error.strerror}") from None
+
+
+class FolderStore:
+    """Objects are files. One that was not finished has a name with a dot in front, and is listed too: it may be deleted."""
+
+    def __init__(self, root: str | Path) -> None:
+        """`root` is there already: a folder that is missing may be a file system that is not mounted. Raises RefusedError."""
+        self._root = Path(root)
+        self._require_root()
+
+    def list_objects(self, prefix: str) -> dict[str, int]:
+        """As ObjectStore says."""
+        self._require_root()
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._root / prefix):
+            for name in names:
+                path = Path(folder, name)
+                with suppress(MissingObjectError), as_store_errors():  # deleted meanwhile
+                    found[path.relative_to(self._root).as_posix()] = path.lstat().st_size
+        return found
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """As ObjectStore says."""
+        self._require_root()
+        with as_store_errors():
+            return sorted(path.name for path in (self._root / prefix).iterdir() if path.is_dir())
+
+    def read(self, name: str) -> bytes:
+        """As ObjectStore says."""
+        with as_store_errors():
+            return (self._root / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        """As ObjectStore says."""
+        with as_store_errors():
+            replace_file(self._make_room(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """As ObjectStore says. A link to a finished file is what NFS can do atomically; O_EXCL where there are no links."""
+        with as_store_errors():
+            path = self._make_room(name)
+            temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.new")
+            try:
+                replace_file(temporary, content)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return temporary.stat().st_nlink == 2  # the answer to an earlier try of NFS's was lost
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+                    return _create_exclusively(path, content)
+            finally:
+                temporary.unlink(missing_ok=True)
+                sync_folder(path.parent)
+            return True
+
+    def delete(self, names: Collection[str]) -> None:
+        """As ObjectStore says, and folders that are empty then."""
+        with as_store_errors():
+            for name in names:
+                path = self._root / name
+                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    for above in path.relative_to(self._root).parents[:-1]:
+                        (self._root / above).rmdir()
+
+    def _require_root(self) -> None:
+        with as_store_errors():
+            if not self._root.is_dir():
+                raise RefusedError(
+                    f"there is no folder {self._root}; create it where the disk is mounted: mkdir {self._root}"
+                )
+
+    def _make_room(self, name: str) -> Path:
+        self._require_root()
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _create_exclusively(path: Path, content: bytes) -> bool:
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True

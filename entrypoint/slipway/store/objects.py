@@ -1,0 +1,63 @@
+"""What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from slipway.store.address import StoreAddress
+
+
+class StoreError(Exception):
+    """A store that does not do what it was asked; the message says what and why."""
+
+
+class MissingObjectError(StoreError):
+    """There is no object of that name."""
+
+
+class RefusedError(StoreError):
+    """The store answered that this user, bucket or setting is wrong. It will say so again unless somebody fixes that."""
+
+
+class UnreachableError(StoreError):
+    """The store did not answer, or could not do its work. It may answer later."""
+
+
+class ObjectStore(Protocol):
+    """Objects by name (`a/b/c`). An object is written whole or not at all, and whoever reads after that reads it.
+
+    All methods raise RefusedError and UnreachableError.
+    """
+
+    def list_objects(self, prefix: str) -> dict[str, int]:
+        """Names and sizes in bytes of all objects whose name begins with `prefix`, which ends with a slash."""
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """What stands between `prefix` and the next slash in the names of objects, each once."""
+
+    def read(self, name: str) -> bytes:
+        """The content of an object. Raises MissingObjectError."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, in the place of one of that name."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object, unless there is one of that name: then return False. Of several that try at once one succeeds.
+
+        After an answer that was lost, it may be this very object that is there: compare its content.
+        """
+
+    def delete(self, names: Collection[str]) -> None:
+        """Delete objects; those that are not there do not matter."""
+
+
+def open_store(address: StoreAddress) -> ObjectStore:
+    """Open a store. Raises RefusedError where it cannot exist, such as a folder that is missing."""
+    if address.scheme == "file":
+        from slipway.store.folder import FolderStore
+
+        return FolderStore(address.path)
+    from slipway.store.cloud import CloudStore  # obstore, which a folder does without
+
+    return CloudStore(address)

@@ -1,0 +1,70 @@
+"""What a node fetches before a job resumes: the run's records, and the newest snapshot that its disk does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from slipway.protocol.files import list_snapshots, snapshot_attempt, snapshot_step
+from slipway.store.catalog import Catalog, StoredSnapshot, Version
+from slipway.store.download import CorruptError, download, snapshots_folder
+from slipway.store.objects import MissingObjectError, ObjectStore
+from slipway.store.upload import verify
+
+
+class Restored(NamedTuple):
+    """What was fetched: the step, bytes, and why newer snapshots in the store were skipped."""
+
+    step: int | None = None
+    size: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def find_local(run: Path, part: int, at_least: Version) -> Version | None:
+    """Attempt and step of the newest snapshot of a run directory, at least of this version, whose files are what its manifest
+    says; None without one.
+    """
+    found = [
+        ((snapshot_attempt(path), snapshot_step(path)), path) for path in list_snapshots(snapshots_folder(run, part))
+    ]
+    newer = sorted((each for each in found if each[0] >= at_least), reverse=True)
+    return next((version for version, path in newer if verify(path)), None)
+
+
+def restore(
+    store: ObjectStore,
+    run: str,
+    path: Path,
+    ranks: Collection[int],
+    parallel: int = 4,
+    note: Callable[[int], None] = lambda size: None,
+) -> Restored:
+    """Fetch what these `ranks` need of the newest complete snapshot that verifies, unless the run directory at `path` has it, or
+    a later one. Where all ranks hold the same, that is for rank 0: the others get it from there. `note` is told the
+    size of each piece.
+
+    Raises StoreError, OSError.
+    """
+    catalog = Catalog(store, run)
+    catalog.look()
+    skipped: list[str] = []
+    for stored in catalog.sets():
+        try:
+            wanted = _wanted(catalog, stored, ranks)
+            lacking = [each for each in wanted if find_local(path, each.place.part, each.version) is None]
+            for each in lacking:
+                download(store, each, path, parallel, note)
+        except (CorruptError, MissingObjectError) as error:
+            skipped.append(f"step {stored[0].place.step}: {error}")
+            continue
+        size = sum(each.size for each in lacking)
+        return Restored(stored[0].place.step if lacking else None, size, tuple(skipped))
+    return Restored(skipped=tuple(skipped))
+
+
+def _wanted(catalog: Catalog, stored: tuple[StoredSnapshot, ...], ranks: Collection[int]) -> list[StoredSnapshot]:
+    """Of a snapshot's parts those of these ranks."""
+    parts = catalog.parts(stored[0])
+    needed = {parts[rank] for rank in ranks if rank < len(parts)} if parts else {0} & {*ranks}
+    return [each for each in stored if each.place.part in needed]

@@ -1,0 +1,73 @@
+"""What every store has to do. tests/unit runs this with a folder and the fake, tests/store with real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from slipway.store.objects import MissingObjectError, ObjectStore
+
+
+def reads_what_was_written(store: ObjectStore) -> None:
+    store.write("run/a/b", b"one")
+    store.write("run/a/b", b"two")
+    assert store.read("run/a/b") == b"two"
+    store.write("run/a/empty", b"")
+    assert store.read("run/a/empty") == b""
+    large = bytes(range(256)) * 40_000  # 10 MB
+    store.write("run/large", large)
+    assert store.read("run/large") == large
+
+
+def lists_names_and_sizes_below_a_prefix(store: ObjectStore) -> None:
+    assert store.list_objects("run/") == {}
+    names = [f"run/a/{number:05d}" for number in range(30)]
+    for name in [*names, "run/b/c/d", "run-2/a", "other"]:
+        store.write(name, b"123")
+    assert store.list_objects("run/a/") == dict.fromkeys(names, 3)
+    assert store.list_objects("run/") == dict.fromkeys([*names, "run/b/c/d"], 3)
+    assert store.list_objects("ru/") == {}, "a prefix ends at a slash"
+    assert store.list_folders("") == ["run", "run-2"]
+    assert store.list_folders("run/") == ["a", "b"]
+
+
+def says_what_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(MissingObjectError):
+        store.read("run/nothing")
+
+
+def deletes_what_is_there(store: ObjectStore) -> None:
+    store.write("run/a", b"1")
+    store.write("run/b", b"2")
+    store.delete(["run/a", "run/never-there"])
+    assert store.list_objects("run/") == {"run/b": 1}
+    store.delete([])
+
+
+def creates_once(store: ObjectStore) -> None:
+    assert store.create("run/claims/1.json", b"mine")
+    assert not store.create("run/claims/1.json", b"yours")
+    assert store.read("run/claims/1.json") == b"mine"
+    store.delete(["run/claims/1.json"])
+    assert store.create("run/claims/1.json", b"yours")
+
+
+def creates_for_one_of_many(store: ObjectStore) -> None:
+    for number in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            made = [*pool.map(lambda who, number=number: store.create(f"run/claims/{number}", b"%d" % who), range(8))]
+        assert made.count(True) == 1
+        assert store.read(f"run/claims/{number}") == b"%d" % made.index(True)
+    assert len(store.list_objects("run/")) == 5, "nothing else stays behind"
+
+
+CONTRACT: tuple[Callable[[ObjectStore], None], ...] = (
+    reads_what_was_written,
+    lists_names_and_sizes_below_a_prefix,
+    says_what_is_missing,
+    deletes_what_is_there,
+    creates_once,
+    creates_for_one_of_many,
+)

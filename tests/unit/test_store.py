@@ -1,0 +1,408 @@
+"""Copies in a store: what is there is complete, what is replaced is deleted, and who was replaced touches nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fake_store import FakeStore, Fault, KilledError, calm, is_valid, make_snapshot, steps_in
+from store_contract import CONTRACT
+
+from slipway.protocol.files import MANIFEST, RUN_FILE, newest_step
+from slipway.store.address import parse_store
+from slipway.store.catalog import Catalog
+from slipway.store.claims import SupersededAttemptError, claim, highest_claim
+from slipway.store.copier import Assignment, Copier
+from slipway.store.folder import FolderStore
+from slipway.store.layout import Location
+from slipway.store.objects import ObjectStore, RefusedError, StoreError, UnreachableError
+from slipway.store.records import fetch_records
+from slipway.store.restore import restore
+from slipway.store.retention import clean
+from slipway.store.upload import DamagedError, Pace, VanishedError, upload
+
+PACE = Pace(parallel=1, piece=16)  # one request after the other, so that a seed repeats what happened
+SEED = 48
+
+
+@pytest.fixture(params=["folder", "fake"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "fake":
+        return FakeStore()
+    (tmp_path / "store").mkdir()
+    return FolderStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("rule", CONTRACT, ids=lambda rule: rule.__name__)
+def test_every_store_keeps_the_contract(store: ObjectStore, rule) -> None:
+    rule(store)
+
+
+def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="mkdir"):
+        FolderStore(tmp_path / "not-mounted")
+    assert not (tmp_path / "not-mounted").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("s3://bucket", ("s3", "bucket", "")),
+        ("S3://my-bucket/some/path/", ("s3", "my-bucket", "some/path")),
+        ("gs://a_b.c/x", ("gs", "a_b.c", "x")),
+        ("az://container/runs", ("az", "container", "runs")),
+        ("file:///mnt/nfs/runs", ("file", "", "/mnt/nfs/runs")),
+    ],
+)
+def test_addresses_are_understood(text: str, parts: tuple[str, str, str]) -> None:
+    assert parse_store(text) == parts
+    assert parse_store(str(parse_store(text))) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs", "/mnt/runs", "s3:bucket", "s3:/bucket", "s3://", "s3:///runs", "s3://Bucket", "s3://b", "s3://bucket/a//b", "s3://bucket/../x",
+        "s3://bucket?region=x", "s3://key:secret@bucket/x", "s3://bucket/a b", "hdfs://name/x", "https://bucket.s3.amazonaws.com/x",
+        "file://runs", "file://host/runs", "file:///", "file:///mnt/../x", "az://-x", "gs://A",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_of_a_store_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"supported|allowed|absolute"):
+        parse_store(text)
+
+
+def copier(store: ObjectStore, run: Path, attempt: int = 1, ranks: tuple[int, ...] = (0, 1), keep: int = 2) -> Copier:
+    """The copier of a node, whose launcher has just begun an attempt."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / RUN_FILE).write_text(json.dumps({"workload": "gpt", "attempt": attempt}))
+    to = Assignment("run", attempt, run, run, ranks, keep)
+    return Copier(store, to, PACE, nonce=f"launcher-{attempt}-{ranks}")
+
+
+def test_a_snapshot_that_is_copied_comes_back_as_it_was(store: ObjectStore, tmp_path: Path) -> None:
+    folder = make_snapshot(tmp_path / "one", 500, size=100)
+    assert copier(store, tmp_path / "one").tick()
+    found = restore(store, "run", tmp_path / "two", [0])
+    assert found.step == 500
+    copy = tmp_path / "two/snapshots" / folder.name
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in copy.iterdir()
+    }
+    assert restore(store, "run", tmp_path / "two", [0]).step is None, "nothing is fetched twice"
+    assert restore(store, "run", tmp_path / "three", [1]).step is None, "the node of rank 0 passes it on"
+
+
+def test_the_manifest_comes_last_and_data_go_in_pieces(tmp_path: Path) -> None:
+    store = FakeStore()
+    make_snapshot(tmp_path, 7, size=40)
+    copier(store, tmp_path).tick()
+    written = [name for kind, name in store.requests if kind in ("write", "create") and "snapshots" in name]
+    assert written[-1] == "run/attempt-00000001/snapshots/step-00000007/manifest.json"
+    assert [name for name in written if "model" in name] == [
+        f"run/attempt-00000001/snapshots/step-00000007/model.safetensors/{number:05d}" for number in range(3)
+    ]
+
+
+def test_1000_uploads_that_are_interrupted_leave_nothing_invalid_lose_nothing_valid_and_are_cleaned(
+    tmp_path: Path,
+) -> None:
+    print(f"seed {SEED}")
+    dice, store, attempt, newest, fell = random.Random(SEED), FakeStore(), 1, -1, 0
+    claim(store, "run", attempt, {"nonce": "1"})
+    for step in itertools.count(1):
+        if fell == 1000:
+            break
+        folder = make_snapshot(tmp_path, step, attempt, size=dice.choice((5, 16, 40)))
+        Fault(store, dice, dice.randint(1, 8))
+        try:
+            upload(store, "run", folder, Location(attempt, step), PACE)
+        except (KilledError, UnreachableError):
+            fell += 1
+        calm(store)
+        if f"run/attempt-{attempt:08d}/snapshots/step-{step:08d}/{MANIFEST}" in store.objects:
+            newest = step
+        catalog = Catalog(store, "run")
+        catalog.look()
+        sets = list(catalog.sets())
+        assert all(is_valid(store, each[0]) for each in sets)
+        assert next((each[0].place.step for each in sets), -1) == newest
+        if newest == step and dice.random() < 0.3:
+            clean(store, "run", attempt, 2, catalog)
+            assert len(steps_in(store)) == min(2, len(sets))
+            assert steps_in(store)[0] == newest
+        if dice.random() < 0.1:  # another launcher
+            attempt += 1
+            claim(store, "run", attempt, {"nonce": str(attempt)})
+    attempt += 1
+    claim(store, "run", attempt, {"nonce": "last"})
+    upload(store, "run", make_snapshot(tmp_path, 9999, attempt), Location(attempt, 9999), PACE)
+    catalog.look()
+    clean(store, "run", attempt, 1, catalog)
+    left = [name for name in store.objects if "/claims/" not in name]
+    assert len(left) == 5, left  # three pieces, the state and the manifest
+    assert all(name.startswith(f"run/attempt-{attempt:08d}/snapshots/step-00009999/") for name in left)
+
+
+def test_a_frozen_launcher_that_wakes_after_its_replacement_took_over_overwrites_and_deletes_nothing(
+    tmp_path: Path,
+) -> None:
+    for number in range(1, 60):
+        store, old_run, new_run = FakeStore(), tmp_path / f"{number}/old", tmp_path / f"{number}/new"
+        for step in (1, 2, 3):
+            make_snapshot(old_run, step)
+            copier(store, old_run).tick()
+        store.requests.clear()
+        there: dict[str, bytes] = {}
+        frozen_at = ""
+
+        def take_over(
+            kind: str,
+            name: str,
+            store: FakeStore = store,
+            new_run: Path = new_run,
+            number: int = number,
+            there: dict[str, bytes] = there,
+        ) -> None:
+            nonlocal frozen_at
+            if len(store.requests) < number or frozen_at:
+                return
+            frozen_at = kind
+            restore(store, "run", new_run, [0])
+            make_snapshot(new_run, 3_000, attempt=2)
+            assert copier(store, new_run, attempt=2).tick()
+            there.update(store.objects)
+
+        store.before = take_over
+        make_snapshot(old_run, 4)
+        old = copier(store, old_run)
+        with suppress(SupersededAttemptError):
+            old.tick()
+        calm(store)
+        if not frozen_at:
+            assert number > 15, "it was frozen at each of its requests"
+            break
+        gone = {name for name in there if store.objects.get(name) != there[name]}
+        assert frozen_at == "delete" or not gone, (number, frozen_at, gone)
+        assert len(gone) <= 1, "one request that was on its way cannot be called back"
+        assert steps_in(store)[0] == 3_000
+        with pytest.raises(SupersededAttemptError, match="attempt 2 has continued run"):
+            copier(store, old_run).tick()
+
+
+def test_two_launchers_that_claim_the_same_attempt_cannot_both_have_it(tmp_path: Path) -> None:
+    store = FakeStore()
+    claim(store, "run", 1, {"nonce": "a", "host": "one"})
+    claim(store, "run", 1, {"nonce": "a", "host": "one"})  # the answer to the first was lost
+    with pytest.raises(SupersededAttemptError, match="on one"):
+        claim(store, "run", 1, {"nonce": "b", "host": "two"})
+    claim(store, "run", 2, {"nonce": "b", "host": "two"})
+    assert highest_claim(store, "run") == 2
+
+
+def test_the_order_of_snapshots_is_by_attempt_then_by_step(tmp_path: Path) -> None:
+    store = FakeStore()
+    make_snapshot(tmp_path / "one", 600)
+    copier(store, tmp_path / "one").tick()
+    make_snapshot(tmp_path / "two", 500, attempt=2)
+    copier(store, tmp_path / "two", attempt=2, keep=3).tick()
+    assert steps_in(store) == [500, 600], "attempt 2 continued from an earlier step"
+
+
+def test_as_many_snapshots_are_kept_as_asked_and_those_of_earlier_attempts_count(tmp_path: Path) -> None:
+    store = FakeStore()
+    for step in (1, 2, 3):
+        make_snapshot(tmp_path, step)
+        copier(store, tmp_path, keep=2).tick()
+    assert steps_in(store) == [3, 2]
+    later = copier(store, tmp_path, attempt=2, keep=2)
+    later.tick()
+    make_snapshot(tmp_path, 4, attempt=2)
+    later.tick()
+    assert steps_in(store) == [4, 3]
+
+
+def test_a_slow_store_gets_the_newest_snapshot_and_none_twice(tmp_path: Path) -> None:
+    store = FakeStore()
+    for step in (1, 2, 3):
+        make_snapshot(tmp_path, step)
+    own = copier(store, tmp_path)
+    assert own.tick()
+    assert steps_in(store) == [3]
+    assert not own.tick()
+    again = copier(store, tmp_path, attempt=2)
+    assert not again.tick(), "a new launcher knows what is there"
+    assert again.progress.step == 3
+
+
+def test_a_snapshot_that_is_deleted_while_it_is_copied_is_copied_whole(tmp_path: Path) -> None:
+    store, folder = FakeStore(), make_snapshot(tmp_path, 1)
+    claim(store, "run", 1, {"nonce": ""})
+
+    def delete(kind: str, name: str) -> None:
+        if kind == "write":
+            for path in folder.iterdir():
+                path.unlink()
+
+    store.before = delete
+    upload(store, "run", folder, Location(1, 1), PACE)
+    assert steps_in(store) == [1]
+    with pytest.raises(VanishedError):
+        upload(store, "run", folder, Location(1, 2), PACE)
+
+
+def test_a_snapshot_that_is_damaged_on_the_disk_is_not_copied(tmp_path: Path) -> None:
+    store, folder = FakeStore(), make_snapshot(tmp_path, 1)
+    claim(store, "run", 1, {"nonce": ""})
+    (folder / "model.safetensors").write_bytes(b"x" * 40)
+    with pytest.raises(DamagedError, match=r"model\.safetensors"):
+        upload(store, "run", folder, Location(1, 1), PACE)
+    own = copier(store, tmp_path / "other")
+    make_snapshot(tmp_path / "other", 2)
+    damaged = make_snapshot(tmp_path / "other", 3)
+    (damaged / "model.safetensors").write_bytes(b"x" * 40)
+    own.nonce = ""
+    assert not own.tick()
+    assert "step 3 is not copied" in own.progress.error
+    assert own.tick()
+    assert steps_in(store) == [2]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "lose", "torn manifest"])
+def test_what_is_damaged_in_the_store_is_skipped(tmp_path: Path, harm: str) -> None:
+    store = FakeStore()
+    for step in (1, 2):
+        make_snapshot(tmp_path / "one", step)
+        copier(store, tmp_path / "one").tick()
+    piece = "run/attempt-00000001/snapshots/step-00000002/model.safetensors/00001"
+    if harm == "flip":
+        store.objects[piece] = b"x" * 16
+    elif harm == "cut":
+        store.objects[piece] = b"x"
+    elif harm == "lose":
+        del store.objects[piece]
+    else:
+        store.objects[piece.replace("model.safetensors/00001", MANIFEST)] = b"{"
+    found = restore(store, "run", tmp_path / "two", [0])
+    assert newest_step(tmp_path / "two") == 1
+    assert found.step == 1
+    assert [*(tmp_path / "two/snapshots").glob(".*")] == []
+    assert bool(found.skipped) == (harm == "flip")
+
+
+def test_the_disk_counts_where_it_has_what_the_store_has_or_more(tmp_path: Path) -> None:
+    store = FakeStore()
+    make_snapshot(tmp_path / "one", 5)
+    copier(store, tmp_path / "one").tick()
+    newer = tmp_path / "newer"
+    make_snapshot(newer, 6)
+    assert restore(store, "run", newer, [0]).step is None
+    damaged = tmp_path / "damaged"
+    (make_snapshot(damaged, 6) / "model.safetensors").write_bytes(b"x" * 40)
+    assert restore(store, "run", damaged, [0]).step == 5
+    earlier = tmp_path / "earlier"
+    make_snapshot(earlier, 9, attempt=1)
+    copier(store, tmp_path / "one", attempt=2)
+    claim(store, "run", 2, {"nonce": "2"})
+    upload(store, "run", make_snapshot(tmp_path / "two", 7, attempt=2), Location(2, 7), PACE)
+    assert restore(store, "run", earlier, [0]).step == 7, "attempt 2 is later than step 9 of attempt 1"
+
+
+def test_parts_of_a_snapshot_count_together_and_each_node_copies_and_fetches_its_own(tmp_path: Path) -> None:
+    store, parts = FakeStore(), [0, 1, 0, 1]  # two nodes with two ranks each, which hold the same two parts
+    for node in ("one", "two"):
+        for part in (0, 1):
+            make_snapshot(tmp_path / node, 5, part=part, parts=parts)
+    first, second = copier(store, tmp_path / "one", ranks=(0, 1)), copier(store, tmp_path / "two", ranks=(2, 3))
+    assert not second.tick(), "nobody has claimed the attempt"
+    assert first.tick()
+    assert steps_in(store) == [], "the other part is missing"
+    assert first.tick()
+    assert steps_in(store) == [5]
+    assert not second.tick(), "a part is copied by the node of its first rank"
+    assert restore(store, "run", tmp_path / "new", [2, 3]).step == 5
+    assert newest_step(tmp_path / "new") == 5
+    assert len([*(tmp_path / "new/snapshots").glob("part-*/step-*")]) == 1
+
+
+def test_nodes_of_different_speed_copy_parts_of_the_same_step(tmp_path: Path) -> None:
+    store, parts = FakeStore(), [0, 1]
+    for node, part in (("one", 0), ("two", 1)):
+        make_snapshot(tmp_path / node, 5, part=part, parts=parts)
+    first, second = copier(store, tmp_path / "one", ranks=(0,)), copier(store, tmp_path / "two", ranks=(1,))
+    assert first.tick()
+    make_snapshot(tmp_path / "two", 6, part=1, parts=parts)
+    assert second.tick()
+    assert steps_in(store) == [5]
+
+
+def test_records_are_copied_and_come_back_unless_the_disk_has_later_ones(tmp_path: Path) -> None:
+    store, one = FakeStore(), tmp_path / "one"
+    own = copier(store, one)
+    (one / "metrics.jsonl").write_text('{"step": 1}\n')
+    own.tick()
+    (one / "outcome.json").write_text('{"word": "finished"}')
+    (one / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    own.finish()
+    assert fetch_records(store, "run", tmp_path / "two")
+    assert (tmp_path / "two/metrics.jsonl").read_text() == (one / "metrics.jsonl").read_text()
+    assert (tmp_path / "two/outcome.json").read_text() == '{"word": "finished"}'
+    assert json.loads((tmp_path / "two/run.json").read_text()) == {"workload": "gpt", "attempt": 1}
+    (tmp_path / "two/metrics.jsonl").write_text("later")
+    assert not fetch_records(store, "run", tmp_path / "two")
+    assert (tmp_path / "two/metrics.jsonl").read_text() == "later"
+
+
+def test_a_store_that_fails_is_tried_again_from_where_it_was(tmp_path: Path) -> None:
+    store, own = FakeStore(), copier(FakeStore(), tmp_path)
+    own = copier(store, tmp_path)
+    make_snapshot(tmp_path, 1)
+    dice, failed = random.Random(SEED), 0
+    for number in range(1, 40):
+        Fault(store, dice, number)
+        store.after = lambda kind, name: None
+        try:
+            own.tick()
+        except (StoreError, KilledError):
+            failed += 1
+        calm(store)
+    assert failed
+    assert not own.tick()
+    assert steps_in(store) == [1]
+
+
+def test_the_rate_is_limited_over_all_requests() -> None:
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    pace = Pace(limit=10e6, clock=lambda: now[0], sleep=sleep)
+    assert pace.piece == 10_000_000
+    for _ in range(5):
+        pace.wait(pace.piece)
+    assert sum(slept) == pytest.approx(4.0)
+    assert Pace().piece == 64 << 20
+    assert Pace(limit=1e3).piece == 4 << 20
+
+
+def test_what_is_stopped_copies_the_newest_and_gives_up_an_older_one(tmp_path: Path) -> None:
+    store = FakeStore()
+    own = copier(store, tmp_path)
+    make_snapshot(tmp_path, 1)
+
+    def newer(kind: str, name: str) -> None:
+        if kind == "write" and not (tmp_path / "snapshots/step-00000002").exists():
+            make_snapshot(tmp_path, 2)
+            own.finishing = lambda: True
+
+    store.before = newer
+    assert not own.tick()
+    own.finish()
+    assert steps_in(store) == [2]
+    assert own.newest == 2
