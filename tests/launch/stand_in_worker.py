@@ -6,6 +6,7 @@ real names and manifests, on the disk and in memory, and nothing in them. In mem
 is a number, since `auto` goes by the clock.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -228,7 +229,10 @@ class Worker:
         temporary = final.with_name(f".{final.name}.writing")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        (temporary / MANIFEST).write_text(json.dumps({"step": self._step, "attempt": self._place.attempt}))
+        (temporary / "state.json").write_bytes(b"{}")
+        files = {"state.json": {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
+        manifest = {"format": 1, "step": self._step, "attempt": self._place.attempt, "files": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest))
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         later = [path for path in list_snapshots(self._folder) if snapshot_step(path) > self._step]

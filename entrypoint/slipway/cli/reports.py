@@ -16,10 +16,11 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.records import NodeEnd, RunRecord, TriedRecord
 from slipway.launch.verdict.block import ENDINGS, heading
 from slipway.launch.verdict.ledger import KINDS, waiting_texts
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalPath, RunPath
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import utc
+from slipway.store.address import is_store
 
 NO_DATA, NONE = "none", "–"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in
@@ -72,20 +73,21 @@ def completion(context: click.Context, shell: str) -> None:
 @click.command(
     "report", epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html"
 )
-@click.argument("names", nargs=-1, metavar="[RUN]...", type=LocalPath(), shell_complete=complete_run)
+@click.argument("names", nargs=-1, metavar="[RUN]...", type=RunPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--out", type=LocalPath(path_type=Path, dir_okay=False), help="File to write.  [RUN/report.html]")
 def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     """Write one HTML page about RUNs: curves, settings, attempts, throughput. The page needs no network.
 
     A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, in
-    report.html in the current folder unless --out is set.
+    report.html in the current folder unless --out is set, as is one from a store (s3://bucket/runs/NAME).
     """
     from slipway.inspect.report import NotOursError, make_page, write_page
 
     paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
     found = [read_run(path, describe_ending(read_status(path))) for path in paths]
-    target = out or (found[0].path if len(found) == 1 else Path()) / "report.html"
+    local = len(found) == 1 and not any(map(is_store, names))
+    target = out or (found[0].path if local else Path()) / "report.html"
     try:
         write_page(target, make_page(found))
     except NotOursError as error:

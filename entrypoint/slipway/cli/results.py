@@ -10,9 +10,9 @@ import click
 from slipway.cli.data import launch_errors
 from slipway.cli.runs import RUNS, complete_run, named_folder
 from slipway.options.numbers import Real, Whole
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalPath, RunPath
 
-RUN = click.argument("run", type=LocalPath(), shell_complete=complete_run)
+RUN = click.argument("run", type=RunPath(), shell_complete=complete_run)
 STEP = click.option("--step", type=Whole(0), help="Use the snapshot of this step instead of the newest.")
 
 
@@ -35,7 +35,7 @@ def sample_run(run: str, runs: str | None, prompt: str, tokens: int, temperature
 
 
 @click.command("eval", epilog="\b\nExample: slipway eval gpt-20260101-120000")
-@click.argument("source", metavar="RUN|DIR", type=LocalPath(), shell_complete=complete_run)
+@click.argument("source", metavar="RUN|DIR", type=RunPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--dataset", help="Evaluate on the validation part of other data, named as for training.")
 @STEP

@@ -17,6 +17,7 @@ import click
 
 from slipway.inspect.runs import list_runs, table_lines
 from slipway.inspect.status import Status, find_run, read_status, status_json, status_lines
+from slipway.inspect.stored import fetch_run
 from slipway.launch.attempt.stops import TICK, ask_to_stop
 from slipway.launch.attempt.terminal import columns_of, fold
 from slipway.launch.resolve.container_checks import default_runs
@@ -24,10 +25,11 @@ from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.sources import read_sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, odd_records
 from slipway.options.numbers import Whole
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalPath, RunPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import printable
+from slipway.store.address import is_store
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -54,6 +56,8 @@ def named_run(run: str, runs: str | None) -> Path:
     """The run that is meant, by a path or by its name in the folder of runs, the newest where it is empty. Raises LaunchError
     where there is none.
     """
+    if is_store(run):
+        return fetch_run(run, snapshots=False)
     folder = chosen_runs_folder(runs)
     if not run:
         mention(odd_records(folder))
@@ -68,7 +72,9 @@ def mention(lines: Iterable[str]) -> None:
 
 @told_if_unreadable("Run this command as its owner.")
 def named_folder(run: str, runs: str | None) -> Path:
-    """The same, for what needs a run's files alone: also a folder that the launcher did not make. Raises LaunchError."""
+    """The same, for what needs a run's snapshots: also a folder that the launcher did not make. Raises LaunchError."""
+    if is_store(run):
+        return fetch_run(run, snapshots=True)
     return Path(run) if Path(run).is_dir() else named_run(run, runs)
 
 
@@ -83,19 +89,24 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 
 
 @click.command(epilog="\b\nExample: slipway status gpt-20260101-120000")
-@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
+@click.argument("run", default="", type=RunPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
 @click.option("--watch", is_flag=True, help="Repeat every two seconds until the run ends.")
 def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
-    """Show the state of a RUN: a path or a name in the folder of runs, by default the newest."""
+    """Show the state of a RUN: a path, a name in the folder of runs, or an address in a store; by default the newest."""
     if watch and as_json:
         raise click.UsageError("--watch is for people; in programs, run --json repeatedly instead.")
     path = named_run(run, runs)
     mention(RunDirectory(path).odd_files())
     if watch:
         with contextlib.suppress(KeyboardInterrupt):  # who watches may stop watching
-            watch_run(partial(read_status, path), click.echo, time.sleep, clear=sys.stdout.isatty())
+            watch_run(
+                lambda: read_status(named_run(run, runs) if is_store(run) else path),
+                click.echo,
+                time.sleep,
+                clear=sys.stdout.isatty(),
+            )
         return
     found = read_status(path)
     click.echo(json.dumps(status_json(found), indent=1) if as_json else shown(found))

@@ -115,7 +115,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         waiting,
         tuple(beats),
         tuple(ages),
-        run.newest_step,
+        store.step if (store := run.store) and store.fetched is not None else run.newest_step,
         run.outcome,
         run.outcome_json,
         next((hang for node in living if (hang := node.hang)), ""),
@@ -124,7 +124,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         run.node(0).failures(),
         run.differences(),
         {node.rank: printable(why) for node in living if (why := node.stopping)},
-        run.store,
+        store,
     )
 
 
@@ -180,7 +180,10 @@ def status_lines(status: Status) -> list[str]:
     lines += [f"  stopping    node {node}: {why}" for node, why in status.stopping.items() if not waiting]
     if status.hang:
         lines.append(f"  hang        {status.hang}")
-    if not status.alive:
+    fetched = status.store.fetched if status.store else None
+    if fetched is not None and not status.outcome.word:
+        lines.append(f"  state       no outcome in the store at {utc(fetched)}: it runs, or its machines are gone")
+    elif not status.alive:
         lines += _ending(status)
     if status.ledger and status.ledger.wall:
         lines.append(f"  time        {ledger_line(status.ledger)}")

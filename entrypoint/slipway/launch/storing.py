@@ -92,14 +92,16 @@ class Stores:
             return
         if self._node is not None and not self.superseded:
             self._finish(self._node)
+        assert process.stdin is not None
+        assert process.stdout is not None
         with suppress(OSError):
-            assert process.stdin
             process.stdin.close()
         try:
             process.wait(1.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdout.close()
 
     def restore(self) -> None:
         """Fetch what this node lacks of the run that it is to resume, so that it continues as from its own disk.
@@ -223,7 +225,7 @@ class Stores:
         if record.superseded:
             self._say(f"warning: {record.superseded}")
         elif found.get("failure") or found.get("step") != found.get("newest"):
-            why = found.get("failure") or record.error
+            why = record.error or found.get("failure")
             self._say(f"warning: {record.describe(self._clock.time())}{f': {why}' if why else ''}")
         elif found.get("step") is not None:
             self._say(f"{record.store} has step {found['step']}, the newest snapshot")

@@ -10,6 +10,7 @@ import click
 
 from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.mistake import ConfigurationError
+from slipway.store.address import is_store, parse_store
 
 # `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
 ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
@@ -56,6 +57,24 @@ class NotLocalError(click.BadParameter):
     """An address where a path is needed: a wrong configuration wherever it is typed."""
 
     exit_code = CONFIGURATION
+
+
+class RunPath(click.types.StringParamType):
+    """A run: a name, a path, or an address in a store, such as s3://bucket/runs/NAME."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return it as it was typed. Fails with what is allowed."""
+        text = str(value)
+        if not is_store(text):
+            if why := explain_address(text):
+                raise NotLocalError(f"{text!r}: {why}.", ctx, param)
+            return text
+        try:
+            return str(parse_store(text))
+        except ValueError as error:
+            raise NotLocalError(f"{text!r}: {error}.", ctx, param) from None
 
 
 class LocalPath(click.Path):

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-SUPPORTED = "s3://BUCKET[/PATH], gs://BUCKET[/PATH], az://CONTAINER[/PATH] and file:///FOLDER"
+SUPPORTED = "s3://BUCKET[/PATH], gs://BUCKET[/PATH], az://CONTAINER[/PATH] or file:///FOLDER"
 ADDRESS = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
 # Names of buckets, as each cloud has them. Dots are allowed in those of S3 and Google.
 BUCKETS = {
@@ -40,7 +40,7 @@ def parse_store(text: str) -> StoreAddress | None:
         return None
     found = ADDRESS.fullmatch(text)
     if found is None or found[1].lower() not in (*BUCKETS, "file"):
-        raise ValueError(f"{SUPPORTED} are supported")
+        raise ValueError(f"{SUPPORTED} is needed; others are not supported")
     scheme = found[1].lower()
     if scheme == "file":
         if not found[2].startswith("/") or not found[2].strip("/"):
@@ -50,15 +50,14 @@ def parse_store(text: str) -> StoreAddress | None:
     if not re.fullmatch(BUCKETS[scheme], bucket):
         raise ValueError(
             f"{scheme}:// needs the name of a {'container' if scheme == 'az' else 'bucket'}, and a path in it if you like: "
-            f"{SUPPORTED} are supported"
+            f"{SUPPORTED} is needed"
         )
     return StoreAddress(scheme, bucket, _checked(path.strip("/")))
 
 
 def _checked(path: str) -> str:
-    odd = next(
-        (part for part in path.split("/") if path and (not SEGMENT.fullmatch(part) or part in (".", ".."))), None
-    )
+    parts = path.split("/") if path else []
+    odd = next((part for part in parts if not SEGMENT.fullmatch(part) or part in (".", "..")), None)
     if odd is not None:
         raise ValueError(f"letters, digits and -_.=+@, are allowed in each part of a store's path, not {odd!r}")
     return path
@@ -67,4 +66,4 @@ def _checked(path: str) -> str:
 def is_store(text: str) -> bool:
     """Whether a text is meant as the address of a store."""
     found = ADDRESS.fullmatch(text)
-    return bool(found) and found[1].lower() in (*BUCKETS, "file")
+    return found is not None and found[1].lower() in (*BUCKETS, "file")

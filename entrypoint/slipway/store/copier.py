@@ -48,6 +48,7 @@ from slipway.store.upload import AbandonedError, DamagedError, Pace, VanishedErr
 
 LOOK = 1.0  # s between two looks at the disk
 RETRY = (2.0, 5.0, 15.0, 30.0)  # s before the next try, the last one from then on
+CLAIMS_EVERY = 15.0  # s between two looks for a later attempt
 METRICS_EVERY = 60.0  # s between two copies of metrics.jsonl, which grows
 NICE = 10
 
@@ -112,12 +113,13 @@ class Copier:
         self._done: set[tuple[int, bytes]] = set()  # parts and manifests that are in the store
         self._bad: set[tuple[int, bytes]] = set()  # those that are damaged on the disk
         self._claimed = False
-        self._metrics_at = 0.0
+        self._metrics_at = self._looked_at = 0.0
 
     def tick(self) -> bool:
         """Copy what is due; returns whether a snapshot was copied. Raises StoreError, SupersededAttemptError."""
         if not self._claimed and not self._claim():
             return False
+        self._look_at_claims()
         if self.to.leader:
             self._copy_records()
         found = self._next()
@@ -184,6 +186,12 @@ class Copier:
             self._done |= {(part, stored.manifest) for stored in self.catalog.snapshots(part)}
         self._report_newest()
         return True
+
+    def _look_at_claims(self) -> None:
+        """Notice from time to time whether a later attempt has the run, also where there is nothing to copy."""
+        if abs(self.clock() - self._looked_at) >= CLAIMS_EVERY:
+            self._looked_at = self.clock()
+            require_newest(self.store, self.to.run, self.to.attempt)
 
     def _copy_records(self) -> None:
         self.recorder.copy(tuple(name for name in RECORDS if name != METRICS_FILE))

@@ -37,8 +37,9 @@ class RecordCopy:
             self._copied[name] = seen
 
 
-def fetch_records(store: ObjectStore, run: str, path: Path) -> bool:
-    """Put the records of a run into a run directory, unless what is there is of a later attempt. Returns whether they were newer.
+def fetch_records(store: ObjectStore, run: str, path: Path, *, always: bool = False) -> bool:
+    """Put the records of a run into a run directory where they are of a later attempt than those there, or `always`. Returns
+    whether there were any.
 
     Raises StoreError, OSError.
     """
@@ -46,7 +47,9 @@ def fetch_records(store: ObjectStore, run: str, path: Path) -> bool:
     if newest is None:
         return False
     record = read_claim(store, run, newest).get("run")
-    if not isinstance(record, dict) or attempt_in(record) <= attempt_in(read_json(path / RUN_FILE)):
+    if not isinstance(record, dict):
+        return False
+    if not always and attempt_in(record) <= attempt_in(read_json(path / RUN_FILE)):
         return False
     found: dict[str, tuple[int, str]] = {}
     for name in store.list_objects(f"{run}/"):

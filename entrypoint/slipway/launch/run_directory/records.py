@@ -124,6 +124,7 @@ class StoreRecord(NamedTuple):
     superseded: str = ""
     bytes: int = 0
     seconds: Seconds = 0.0
+    fetched: Seconds | None = None  # in a copy of the run that a command fetched, when that was
 
     def describe(self, now: float) -> str:
         """How old the newest copy is, in words."""

@@ -1,0 +1,71 @@
+"""A run that is in a store, as commands on any machine read it: what they need is fetched into the cache, and read from there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.launch.run_directory.records import StoreRecord
+from slipway.launch.storing import require_store
+from slipway.protocol.durable import make_folder
+from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
+from slipway.protocol.files import STORE_FILE, node_folder, write_json
+from slipway.store.address import parse_store
+from slipway.store.catalog import Catalog
+from slipway.store.objects import ObjectStore, RefusedError, StoreError, open_store
+from slipway.store.records import fetch_records
+from slipway.store.restore import restore
+
+
+def cached_run(address: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder in the cache for a run in a store."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "slipway/store"
+    above, _, name = address.rpartition("/")
+    return cache / hashlib.sha256(above.encode()).hexdigest()[:16] / name
+
+
+def fetch_run(address: str, *, snapshots: bool) -> Path:
+    """Fetch the records of the run at an address, and with `snapshots` its newest one. Returns the folder where they are.
+
+    Raises LaunchError: 78 where there is no such run or the store refuses, 77 where it does not answer or the cache is full.
+    """
+    try:
+        found = parse_store(address)
+        assert found is not None
+        where, run = found.split()
+    except ValueError as error:
+        raise LaunchError(f"{address}: {error}.") from None
+    require_store(where)
+    path = cached_run(str(found))
+    try:
+        _fetch(open_store(where), run, path, str(found), snapshots)
+    except RefusedError as error:
+        raise LaunchError(
+            f"{address} cannot be read: {error}. Check the address, the credentials and their rights."
+        ) from None
+    except StoreError as error:
+        raise LaunchError(f"{address} does not answer: {error}. Try again later.", UNHEALTHY) from None
+    except OSError as error:
+        raise LaunchError(
+            f"{address} cannot be fetched into {path}: {error}. Set XDG_CACHE_HOME.", code_of(error)
+        ) from None
+    return path
+
+
+def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bool) -> None:
+    if not fetch_records(store, run, path, always=True):
+        raise LaunchError(f"There is no run {address}. An address is that of the store and the name of a run.")
+    if snapshots:
+        found = restore(store, run, path, ranks=[0])
+        if found.step is None and found.skipped:
+            raise LaunchError(f"{address} has no snapshot that can be used: {'; '.join(found.skipped)}.")
+    catalog = Catalog(store, run)
+    catalog.look()
+    newest = next(catalog.sets(), None)
+    record = StoreRecord(store=address, step=newest[0].place.step if newest else None, fetched=time.time())
+    node = node_folder(path, 0)
+    make_folder(node)
+    write_json(node / STORE_FILE, record._asdict())

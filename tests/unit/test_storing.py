@@ -1,0 +1,148 @@
+"""What `--store` refuses before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_store import make_snapshot
+from ports import take_ports
+from stand_ins import Slipway
+
+from slipway.launch import storing
+from slipway.store.copier import Assignment, Copier
+from slipway.store.folder import FolderStore
+from slipway.store.upload import Pace
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "runs",
+        "s3:/bucket",
+        "s3://Bad_Bucket",
+        "hdfs://name/runs",
+        "https://host/runs",
+        "file://runs",
+        "s3://key:secret@bucket",
+    ],
+)
+@pytest.mark.parametrize("how", ["option", "environment", ".env"])
+def test_what_is_no_address_of_a_store_ends_with_78_and_what_is_supported(
+    slipway: Slipway, address: str, how: str
+) -> None:
+    if how == ".env":
+        Path(".env").write_text(f"SLIPWAY_STORE={address}\n")
+    words = ("--store", address) if how == "option" else ()
+    answer = slipway("run", *words, "linear", **({"SLIPWAY_STORE": address} if how == "environment" else {}))
+    assert (answer.code, answer.out) == (78, "")
+    assert "s3://BUCKET" in answer.err or "absolute path" in answer.err, answer.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/runs", "gs://bucket", "az://container/runs"])
+def test_a_bucket_without_its_library_ends_with_78_and_the_command_to_type(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(storing, "find_spec", lambda name: None)
+    answer = slipway("run", "--store", address, "linear")
+    assert answer.code == 78
+    assert "pip install 'slipway[store]'" in answer.err.replace('"', "'"), answer.err
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_is_not_there_ends_with_78(slipway: Slipway, tmp_path: Path) -> None:
+    answer = slipway("run", "--store", f"file://{tmp_path}/not-mounted", "linear")
+    assert answer.code == 78
+    assert "not-mounted" in answer.err
+    assert "mkdir" in answer.err
+    assert not (tmp_path / "not-mounted").exists()
+
+
+def test_a_run_that_the_store_has_already_is_not_overwritten(slipway: Slipway, tmp_path: Path) -> None:
+    claims = tmp_path / "store/job/claims"
+    claims.mkdir(parents=True)
+    (claims / "00000003.json").write_text(json.dumps({"nonce": "x", "run": {"workload": "linear", "attempt": 3}}))
+    answer = slipway("run", "--store", f"file://{tmp_path}/store", "--run-dir", "runs/job", "linear")
+    assert answer.code == 78
+    assert "has a run job already" in answer.err
+    assert "--resume auto" in answer.err
+    assert not Path("runs").exists()
+
+
+def test_a_name_that_no_object_can_have_is_refused(slipway: Slipway, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    answer = slipway("run", "--store", f"file://{tmp_path}/store", "--run-dir", "my run", "linear")
+    assert answer.code == 78
+    assert "its last part is the run's name in the store" in answer.err
+
+
+def test_one_launcher_for_each_process_is_refused(slipway: Slipway, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    answer = slipway(
+        "run", "--store", f"file://{tmp_path}/store", "--run-dir", "job", "linear",
+        OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_LOCAL_SIZE="2", OMPI_COMM_WORLD_LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(take_ports(2)),
+    )  # fmt: skip
+    assert answer.code == 78
+    assert "one launcher per node" in answer.err, answer.err
+
+
+def test_a_plan_names_the_store_and_asks_it_nothing(slipway: Slipway) -> None:
+    answer = slipway("plan", "--store", "s3://bucket/runs", "linear")
+    assert answer.code == 0
+    assert "s3://bucket/runs" in answer.out
+
+
+def kept_run(tmp_path: Path, outcome: str = "finished") -> str:
+    """The address of a run in a store, as its copier left it."""
+    (tmp_path / "store").mkdir()
+    store, run = FolderStore(tmp_path / "store"), tmp_path / "run"
+    make_snapshot(run, 20)
+    record = {"workload": "linear", "attempt": 1, "nodes": 1, "arguments": ["--steps", "20"]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n{"step": 20, "loss": 1.5}\n')
+    copier = Copier(store, Assignment("job", 1, run, run, (0,), 2), Pace(), "me")
+    copier.tick()
+    if outcome:
+        first = {"node_rank": 0, "host": "gone", "word": outcome, "evidence": "20 steps"}
+        (run / "outcome.json").write_text(json.dumps({"word": outcome, "code": 0, "attempt": 1, "first": first}))
+    copier.finish()
+    return f"file://{tmp_path}/store/job"
+
+
+def test_a_run_in_a_store_is_shown_from_any_machine(slipway: Slipway, tmp_path: Path) -> None:
+    address = kept_run(tmp_path)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    answer = slipway("status", address, **cache)
+    assert answer.code == 0, answer.err
+    assert "ended       finished: node 0 (gone): 20 steps" in answer.out
+    assert "snapshot    step 20" in answer.out
+    assert address in answer.out
+    known = json.loads(slipway("status", address, "--json", **cache).out)
+    assert (known["snapshot"], known["outcome"]["word"], known["store"]["store"]) == (20, "finished", address)
+    answer = slipway("report", address, **cache)
+    assert answer.code == 0, answer.err
+    assert "2.5" in Path("report.html").read_text()
+
+
+def test_a_run_in_a_store_without_an_outcome_may_still_run(slipway: Slipway, tmp_path: Path) -> None:
+    answer = slipway("status", kept_run(tmp_path, outcome=""), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "no outcome in the store" in answer.out
+    assert "its launcher was killed" not in answer.out
+
+
+@pytest.mark.parametrize("command", ["status", "report", "sample", "eval", "export"])
+def test_a_run_that_is_not_in_the_store_is_a_mistake(slipway: Slipway, tmp_path: Path, command: str) -> None:
+    (tmp_path / "store").mkdir()
+    more = ("model",) if command == "export" else ()
+    answer = slipway(command, f"file://{tmp_path}/store/nothing", *more, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert answer.code == 78, answer.err
+    assert "There is no run" in answer.err
+    answer = slipway(command, "s3://bucket", *more)
+    assert answer.code == 78
+    assert "the name of a run is missing" in answer.err
+    answer = slipway(command, "hdfs://name/run", *more)
+    assert answer.code == 78
+    assert "hdfs:// is not supported" in answer.err
