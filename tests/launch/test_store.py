@@ -56,28 +56,27 @@ def weights(folder: Path, step: int) -> dict[str, bytes]:
 def test_both_nodes_and_their_disks_are_lost_and_the_weights_are_those_of_an_undisturbed_run(
     node: Run, rules: Rules, tmp_path: Path, store: Path
 ) -> None:
-    words = (*JOB, "--steps", "30", "--run-dir")
-    calm = [node(rank, 2, *words, f"calm-{rank}/job") for rank in (0, 1)]
+    words = (*JOB, "--steps", "30", "--runs")
+    calm = [node(rank, 2, *words, f"calm-{rank}") for rank in (0, 1)]
     assert [job.end() for job in calm] == [0, 0], calm[0].text
-    held = Rule("hold", step=25)
-    jobs = [
-        node(rank, 2, *words, f"disk-{rank}/job", "--store", f"file://{store}", **rules.variables(held, torch=True))
-        for rank in (0, 1)
-    ]
+    held, kept = Rule("hold", step=25), ("--store", f"file://{store}")
+    jobs = [node(rank, 2, *words, f"disk-{rank}", *kept, **rules.variables(held, torch=True)) for rank in (0, 1)]
     rules.wait_for(held, jobs[0])
-    wait_for_copy(store, 20, jobs[0])
+    [run] = (path.name for path in (tmp_path / "disk-0").iterdir())
+    wait_for_copy(store, 20, jobs[0], run)
     for rank, job in enumerate(jobs):
         kill(job)
         shutil.rmtree(tmp_path / f"disk-{rank}")
-    again = [
-        node(rank, 2, *words, f"disk-{rank}/job", "--store", f"file://{store}", "--resume", "auto") for rank in (0, 1)
-    ]
+    again = [node(rank, 2, *words, f"disk-{rank}", *kept, "--resume", "auto") for rank in (0, 1)]
     assert [job.end() for job in again] == [0, 0], again[0].text + again[1].text
     assert "fetched the snapshot of step 20" in again[0].text
     assert "resuming from" in again[0].text
-    assert weights(tmp_path / "disk-0/job", 30) == weights(tmp_path / "calm-0/job", 30)
-    assert json.loads((tmp_path / "disk-0/job/run.json").read_text())["attempt"] == 2
-    steps = [json.loads(line)["step"] for line in (tmp_path / "disk-0/job/metrics.jsonl").read_text().splitlines()]
+    [before] = (tmp_path / "calm-0").iterdir()
+    for rank in (0, 1):
+        assert weights(tmp_path / f"disk-{rank}" / run, 30) == weights(before, 30)
+    assert json.loads((tmp_path / "disk-0" / run / "run.json").read_text())["attempt"] == 2
+    lines = (tmp_path / "disk-0" / run / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
     assert steps == sorted(steps)
     assert steps[0] < 20, "the metrics from before are there again"
 
