@@ -31,7 +31,7 @@ fi
 resolve() { # resolve PROCESSOR
     .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
         --python-version "$PYTHON_VERSION" --python-platform "$1-unknown-linux-gnu" "${from[@]}" "${overrides[@]}" \
-        --constraint "$work/constraints" --extra train --extra "$variant" pyproject.toml --output-file "$work/$1" >/dev/null
+        --constraint "$work/constraints" --extra train --extra store --extra "$variant" pyproject.toml --output-file "$work/$1" >/dev/null
 }
 resolve x86_64
 if [[ -z "$STAND_IN" ]]; then # one lock for both processors

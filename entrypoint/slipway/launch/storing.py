@@ -214,8 +214,8 @@ class Stores:
 
     def _finish(self, node: NodeDirectory) -> None:
         grace = self._job.seconds("SLIPWAY_GRACE_SECONDS")
-        stop = self._stops.first
-        until = stop.at + grace - MARGIN if stop else None
+        ends = [end for stop in self._stops.came for end in (stop.at + grace, stop.by)]
+        until = min(ends) - MARGIN if ends else None
         self._say(f"copying what is new to {node.store.store}")
         try:
             found = self._ask({"do": "finish"}, grace, until)
