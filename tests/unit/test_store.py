@@ -19,7 +19,7 @@ from slipway.store.claims import SupersededAttemptError, claim, highest_claim
 from slipway.store.copier import Assignment, Copier
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
-from slipway.store.objects import ObjectStore, RefusedError, StoreError, UnreachableError
+from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -43,7 +43,7 @@ def test_every_store_keeps_the_contract(store: ObjectStore, rule) -> None:
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="mkdir"):
+    with pytest.raises(StoreRefusedError, match="mkdir"):
         FolderStore(tmp_path / "not-mounted")
     assert not (tmp_path / "not-mounted").exists()
 

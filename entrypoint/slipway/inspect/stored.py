@@ -15,7 +15,7 @@ from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
 from slipway.protocol.files import STORE_FILE, node_folder, write_json
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
-from slipway.store.objects import ObjectStore, RefusedError, StoreError, open_store
+from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 
@@ -42,7 +42,7 @@ def fetch_run(address: str, *, snapshots: bool) -> Path:
     path = cached_run(str(found))
     try:
         _fetch(open_store(where), run, path, str(found), snapshots)
-    except RefusedError as error:
+    except StoreRefusedError as error:
         raise LaunchError(
             f"{address} cannot be read: {error}. Check the address, the credentials and their rights."
         ) from None

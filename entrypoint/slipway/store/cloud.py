@@ -13,7 +13,7 @@ import obstore
 from obstore import exceptions
 
 from slipway.store.address import StoreAddress
-from slipway.store.objects import MissingObjectError, RefusedError, UnreachableError
+from slipway.store.objects import MissingObjectError, StoreRefusedError, UnreachableError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
@@ -45,13 +45,13 @@ def as_store_errors(name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if any(word in str(error) for word in FINAL):
-            raise RefusedError(f"{name}: {_short(error)}") from None
+            raise StoreRefusedError(f"{name}: {_short(error)}") from None
         raise MissingObjectError(f"{name}: {_short(error)}") from None
     except REFUSED as error:
-        raise RefusedError(f"{name}: {_short(error)}") from None
+        raise StoreRefusedError(f"{name}: {_short(error)}") from None
     except (exceptions.BaseError, OSError) as error:
         final = any(word in str(error) for word in FINAL)
-        raise (RefusedError if final else UnreachableError)(f"{name}: {_short(error)}") from None
+        raise (StoreRefusedError if final else UnreachableError)(f"{name}: {_short(error)}") from None
 
 
 def _short(error: Exception) -> str:
@@ -64,7 +64,7 @@ class CloudStore:
     """A bucket, or a path in one. Credentials, region and endpoint come from the variables that each cloud's own tools read."""
 
     def __init__(self, address: StoreAddress, environ: Mapping[str, str] = os.environ) -> None:
-        """Nothing is asked of the bucket yet. Raises RefusedError for settings that make no sense."""
+        """Nothing is asked of the bucket yet. Raises StoreRefusedError for settings that make no sense."""
         self._prefix, self._name = (f"{address.path}/" if address.path else ""), str(address)
         with as_store_errors(self._name):
             self._bucket = open_bucket(address, environ)

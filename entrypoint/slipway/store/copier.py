@@ -40,7 +40,7 @@ from slipway.store.catalog import Catalog, Version
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim, read_claim, require_newest
 from slipway.store.download import snapshots_folder
 from slipway.store.layout import RECORDS, Location
-from slipway.store.objects import ObjectStore, RefusedError, StoreError, open_store
+from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -257,7 +257,7 @@ class Copier:
         return self.finishing() and any(each > version for part in self._parts for each, _ in self._local(part))
 
 
-class Service:
+class CopyService:
     """Answers the launcher's requests, and copies in between."""
 
     def __init__(self, url: str, limit: float, parallel: int) -> None:
@@ -321,14 +321,14 @@ class Service:
             return answer
         except SupersededAttemptError as error:
             return {"error": str(error), "kind": "superseded"}
-        except RefusedError as error:
+        except StoreRefusedError as error:
             return {"error": str(error), "kind": "refused"}
         except (StoreError, OSError) as error:
             return {"error": str(error), "kind": "unreachable"}
 
     @property
     def store(self) -> ObjectStore:
-        """The store, opened when it is first asked for anything. Raises RefusedError."""
+        """The store, opened when it is first asked for anything. Raises StoreRefusedError."""
         if self._store is None:
             self._store = open_store(self._address)
         return self._store
@@ -408,7 +408,7 @@ def main() -> None:
     with suppress(OSError):
         os.nice(NICE)
     options = json.loads(sys.argv[1])
-    Service(options["url"], options["limit"], options["parallel"]).run()
+    CopyService(options["url"], options["limit"], options["parallel"]).run()
 
 
 if __name__ == "__main__":

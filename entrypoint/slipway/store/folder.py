@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipway.protocol.durable import replace_file, sync_folder
-from slipway.store.objects import MissingObjectError, RefusedError, UnreachableError
+from slipway.store.objects import MissingObjectError, StoreRefusedError, UnreachableError
 
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
@@ -23,7 +23,7 @@ def as_store_errors() -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingObjectError(f"{error.filename} is missing") from None
     except OSError as error:
-        kind = RefusedError if error.errno in REFUSED else UnreachableError
+        kind = StoreRefusedError if error.errno in REFUSED else UnreachableError
         raise kind(f"{os.fsdecode(error.filename or '')}: {error.strerror}") from None
 
 
@@ -31,7 +31,7 @@ class FolderStore:
     """Objects are files. One that was not finished has a name with a dot in front, and is listed too: it may be deleted."""
 
     def __init__(self, root: str | Path) -> None:
-        """`root` is there already: a folder that is missing may be a file system that is not mounted. Raises RefusedError."""
+        """`root` has to exist: one that does not may be a file system that is not mounted. Raises StoreRefusedError."""
         self._root = Path(root)
         self._require_root()
 
@@ -95,7 +95,7 @@ class FolderStore:
     def _require_root(self) -> None:
         with as_store_errors():
             if not self._root.is_dir():
-                raise RefusedError(
+                raise StoreRefusedError(
                     f"there is no folder {self._root}; create it where the disk is mounted: mkdir {self._root}"
                 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, OUTCOME_FILE
+from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, OUTCOME_FILE, SNAPSHOTS, part_name, snapshot_name
 
 ATTEMPT = "attempt-"
 RECORDS = (OUTCOME_FILE, OPTIONS_FILE, METRICS_FILE)  # run.json is in the claim
@@ -31,8 +31,8 @@ class Location(NamedTuple):
     @property
     def folder(self) -> str:
         """The prefix of its objects below that of the run."""
-        part = f"part-{self.part:05d}/" if self.part else ""
-        return f"{ATTEMPT}{self.attempt:08d}/snapshots/{part}step-{self.step:08d}/"
+        part = f"{part_name(self.part)}/" if self.part else ""
+        return f"{ATTEMPT}{self.attempt:08d}/{SNAPSHOTS}/{part}{snapshot_name(self.step)}/"
 
 
 def claim_name(run: str, attempt: int) -> str:

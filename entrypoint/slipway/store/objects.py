@@ -16,7 +16,7 @@ class MissingObjectError(StoreError):
     """There is no object of that name."""
 
 
-class RefusedError(StoreError):
+class StoreRefusedError(StoreError):
     """The store answered that this user, bucket or setting is wrong. It will say so again unless somebody fixes that."""
 
 
@@ -27,7 +27,7 @@ class UnreachableError(StoreError):
 class ObjectStore(Protocol):
     """Objects by name (`a/b/c`). An object is written whole or not at all, and whoever reads after that reads it.
 
-    All methods raise RefusedError and UnreachableError.
+    All methods raise StoreRefusedError and UnreachableError.
     """
 
     def list_objects(self, prefix: str) -> dict[str, int]:
@@ -53,7 +53,7 @@ class ObjectStore(Protocol):
 
 
 def open_store(address: StoreAddress) -> ObjectStore:
-    """Open a store. Raises RefusedError where it cannot exist, such as a folder that is missing."""
+    """Open a store. Raises StoreRefusedError where it cannot exist, such as a folder that is missing."""
     if address.scheme == "file":
         from slipway.store.folder import FolderStore
 
