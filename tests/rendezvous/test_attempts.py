@@ -462,3 +462,67 @@ def test_a_sick_node_that_will_be_replaced_leaves_alone(crew: Callable[..., Crew
     job.open(0, 1)
     job.join()
     assert job.report("peer", node0="unhealthy")[1].leaving == (0,)
+
+
+VETERAN = {"attempt": 1, "tries": 1}
+
+
+def agree_or_watch(rank: int, rendezvous: Rendezvous) -> Ending | None:
+    """What becomes of an attempt that node 1 left: node 0 reports, and node 2 watches as a spare node."""
+    if rank == 2:
+        return rendezvous.watch(AGAIN, lambda: False)
+    return rendezvous.report(make_outcome(rank, "peer"), AGAIN)
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(crew: Callable[..., Crew]) -> None:
+    job = crew(2, spares=1)
+    job.open(0, 1, 2)
+    assert {rank: go.group_rank for rank, go in job.join().items()} == {0: 0, 1: 1, 2: -1}
+    job.close(1)
+    job.wait_for_news(0)
+    endings = job.all(agree_or_watch)
+    assert endings[0] == endings[2]
+    assert (endings[2].verdict.word, endings[2].verdict.first.node_rank) == ("lost", 1)
+    gos = job.join(node0=VETERAN | {"place": 0}, node2=VETERAN)
+    assert {rank: (go.attempt, go.nodes, go.group_rank) for rank, go in gos.items()} == {0: (2, 2, 0), 2: (2, 2, 1)}
+    assert any(note.startswith("node 2 (") and "takes place 1 of 2" in note for note in gos[0].notes)
+    job.open(1)
+    late = job.join(1)[1]
+    assert (late.attempt, late.run, late.nonce, late.group_rank) == (2, gos[0].run, gos[0].nonce, -1)
+    job.close(1)
+    wait_until(lambda: any(line.startswith("spare node 1 (") for line in job.lines[0]), "a line about the spare node")
+    assert [job.rendezvous[rank].news for rank in (0, 2)] == [None, None]
+
+
+def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew: Callable[..., Crew]) -> None:
+    job = crew(2, spares=1)
+    job.open(0, 2)
+    early = threading.Thread(target=lambda: gos.update(job.join(0)))
+    gos: dict[int, Any] = {}
+    early.start()
+    assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
+    job.open(1)
+    gos |= job.join(1)
+    early.join(60)
+    assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 1: 1}
+    assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
+    assert job.rendezvous[1].news is None
+
+
+def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(crew: Callable[..., Crew]) -> None:
+    job = crew(2, spares=1)
+    job.open(0, 1, 2)
+    job.join()
+    job.close(0)
+    ending = job.all(agree_or_watch, 2)[2]
+    assert (ending.verdict.word, ending.verdict.first.node_rank, ending.pause) == ("lost", 0, 0.0)
+
+
+def test_a_spare_node_that_is_asked_to_stop_watches_no_longer(crew: Callable[..., Crew]) -> None:
+    job = crew(2, spares=1)
+    job.open(0, 1, 2)
+    job.join()
+    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
+    assert job.rendezvous[2].watch(AGAIN, lambda: True) is None
+    assert not job.rendezvous[0].stops
+    assert job.rendezvous[0].has_enough()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slipway.launch.hangs.hang import Hang
 from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.run import Run
 from slipway.launch.run_directory.run_lock import TOUCH
 from slipway.launch.verdict.restarts import Ending
@@ -96,7 +97,8 @@ class Rules:
     def goes(self, launcher: Launcher, card: Card, go: Go) -> None:
         """A launcher was told to start an attempt."""
         known, key = self._known[launcher], (go.nonce, go.attempt)
-        if key in self.attempts and all(one.done for one in self.attempts[key].places.values()):
+        there = self.attempts[key].places.values() if key in self.attempts else ()
+        if there and all(one.done for one in there):
             self._over.append(self.attempts.pop(key))  # nobody knows of it any more
         attempt = self.attempts.setdefault(
             key, Attempt(launcher.order.name, go.attempt, {}, go.run, go.nodes, self._world.loop.time())
@@ -117,6 +119,9 @@ class Rules:
             )
         if not launcher.order.least <= go.nodes <= launcher.order.nodes:
             self.fail(f"{go.nodes} nodes start, which is not what was ordered")
+        if go.group_rank == SPARE:  # it knows of the attempt, and has no part in it
+            known.nonce, known.run, known.attempt, known.news = go.nonce, go.run, attempt, None
+            return
         if go.group_rank in attempt.places:
             self.fail(f"place {go.group_rank} of attempt {go.attempt} is taken twice")
         if any(other.rank == launcher.rank for other in attempt.places.values()):
@@ -193,7 +198,8 @@ class Rules:
         earliest, ranks = now, [launcher.rank]
         if word == Word.LOST:
             earliest -= BEAT + 1
-            ranks = list(range(launcher.order.nodes)) if launcher.rank == 0 else ranks
+            everybody = range(launcher.order.nodes + launcher.order.spares)
+            ranks = list(everybody) if launcher.rank == 0 else ranks
         self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
 
     def _harms_in(self, attempt: Attempt) -> list[Harm]:
@@ -266,9 +272,11 @@ class Rules:
     def hangs(self, launcher: Launcher, hang: Hang, team: Team) -> None:
         """Node 0 names who keeps the others waiting."""
         self._world.log(launcher.process.name, f"judges: {hang.text[:80]}")
-        guilty = {one.rank for one, _ in team.members.values() if one.hang}
-        if set(hang.ranks) - {2 * node + local for node in guilty for local in (0, 1)}:
-            self.fail(f"ranks {hang.ranks} are said to hang, and it is node {guilty}")
+        attempt = self._known[launcher].attempt
+        assert attempt
+        guilty = {place for place, one in attempt.places.items() if one.hang}
+        if set(hang.ranks) - {2 * place + local for place in guilty for local in (0, 1)}:
+            self.fail(f"ranks {hang.ranks} are said to hang, and it is the node in place {guilty}")
 
     def ended(self, launcher: Launcher) -> None:
         """A launcher ended."""
@@ -294,10 +302,10 @@ class Rules:
         if attempts not in (0, final.number):
             self.fail(f"{order.name} made {final.number} attempts, and {attempts} were due")
         for rank, launcher in current.items():
-            late = launcher not in there and (order.least < order.nodes or any(one.rank == rank for one in there))
-            cut_off = launcher in there and any(
-                harm.rank == rank and harm.word == Word.LOST for harm in self._harms_in(final)
-            )
+            heard = launcher in there or self._known[launcher].attempt is final  # as a spare node
+            flexible = order.least < order.nodes or order.spares
+            late = not heard and (flexible or any(one.rank == rank for one in there))
+            cut_off = heard and any(harm.rank == rank and harm.word == Word.LOST for harm in self._harms_in(final))
             allowed = {verdict.code(rank)} | ({76} if late or cut_off else set())
             if any(one.rank == rank and one is not launcher for one in there):
                 allowed.add(78)  # the launcher that it was to replace lived on, and kept the place

@@ -12,13 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from story import Job, Story, tell
+from story import WITH_SPARES, Job, Story, tell
 from world import World
 
 
-def replay(seed: int) -> str:
+def replay(seed: int, *, spares: bool = False) -> str:
     """The command that runs a simulation again."""
-    return f".venv/bin/python tests/sim/simulate.py --seed {seed}"
+    return f".venv/bin/python tests/sim/simulate.py --seed {seed}{' --spares' * spares}"
 
 
 def simulate(seed: int, folder: Path, *stories: Story) -> tuple[World, BaseException | None]:
@@ -48,18 +48,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first number (default 0)")
     parser.add_argument("--first", action="store_true", help="end with the first that broke a rule")
     parser.add_argument("--seeds", type=int, default=1, help="how many numbers from there on (default 1)")
+    parser.add_argument("--spares", action="store_true", help="jobs with spare nodes")
     chosen = parser.parse_args()
     began, virtual, wrong = time.perf_counter(), 0.0, 0
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            world, error = simulate(seed, Path(folder))
+            world, error = simulate(seed, Path(folder), *(WITH_SPARES if chosen.spares else ()))
         virtual += world.loop.time()
         if chosen.seeds == 1:
             for at, who, what in world.lines:
                 print(f"{at:10.3f}  {who:<14}  {what}")
         if error:
             wrong += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay(seed)}")
+            print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay(seed, spares=chosen.spares)}")
             if chosen.first:
                 break
     real = time.perf_counter() - began

@@ -52,7 +52,8 @@ class Job:
 
     async def start_all(self) -> None:
         """Start all nodes within some seconds."""
-        for rank in self.dice.sample(range(self.order.nodes), self.order.nodes):
+        launchers = self.order.nodes + self.order.spares
+        for rank in self.dice.sample(range(launchers), launchers):
             await asyncio.sleep(self.dice.uniform(0, 3))
             self.start(rank)
 
@@ -454,6 +455,71 @@ async def never_replaced(world: World) -> list[Job]:
     return []  # it came to no end that all agreed on
 
 
+def draw_spared(dice: random.Random) -> Order:
+    """A job with spare nodes."""
+    order = draw_order("trainer", dice)
+    return dataclasses.replace(order, least=order.nodes, spares=dice.choice((1, 1, 2)))
+
+
+async def spared(world: World) -> list[Job]:
+    """A job with spare nodes, to whose nodes harm is done, up to three times, spare ones and node 0 among them."""
+    job = Job(world, draw_spared(world.dice))
+    harms = [Harm(job).strike() for _ in range(world.dice.randrange(4))]
+    await asyncio.gather(job.start_all(), *harms)
+    return [job]
+
+
+async def idle_spares(world: World) -> list[Job]:
+    """Spare nodes join late, leave and are lost while the others train, who make one attempt."""
+    dice, job = world.dice, Job(world, draw_spared(world.dice))
+    for rank in range(job.order.nodes):
+        job.start(rank)
+    await job.trains()
+    for _ in range(dice.randrange(1, 6)):
+        rank = dice.randrange(job.order.nodes, job.order.nodes + job.order.spares)
+        if rank in job.current and dice.random() < 0.7:
+            await leave(job.current.pop(rank), dice)
+        elif rank not in job.current:
+            job.start(rank)
+        await asyncio.sleep(dice.uniform(0, 8))
+    job.attempts = 1
+    return [job]
+
+
+async def leave(launcher: Launcher, dice: random.Random) -> None:
+    """A launcher is told to go, is killed, or is frozen and then killed."""
+    if launcher.done:
+        return
+    how = dice.choice(("told", "killed", "frozen"))
+    launcher.world.log(launcher.process.name, f"HARM: {how}")
+    if how == "told":
+        ask_to_stop(launcher)
+        return
+    if how == "frozen":
+        launcher.process.freeze()
+        await asyncio.sleep(dice.uniform(0, 20))
+    launcher.process.kill()
+
+
+async def handed_over(world: World) -> list[Job]:
+    """Nodes are lost for good or told to go, as many as there are spare nodes, at once or while one of these takes a place."""
+    dice, job = world.dice, Job(world, draw_spared(world.dice))
+    await job.start_all()
+    await job.trains()
+    await asyncio.sleep(dice.uniform(0, 10))
+    for _ in range(dice.randint(1, job.order.spares)):
+        ranks = [rank for rank, one in job.current.items() if rank and not one.done]
+        launcher = job.current.pop(dice.choice(ranks))
+        if dice.random() < 0.3:
+            ask_to_stop(launcher)
+        else:
+            world.rules.harmed(launcher, "killed for good", until=0.1)
+            launcher.process.kill()
+        if dice.random() < 0.5:
+            await asyncio.wait([asyncio.ensure_future(world.message(dice.choice(MOMENTS), job.order.name))], timeout=5)
+    return [job]
+
+
 def ask_to_stop(launcher: Launcher) -> None:
     """Send SIGTERM to a launcher."""
     launcher.world.log(launcher.process.name, "SIGTERM")
@@ -464,6 +530,7 @@ STORIES = (
     *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go,
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
+WITH_SPARES = (*(spared,) * 4, idle_spares, *(handed_over,) * 3)
 
 
 async def tell(world: World, *stories: Story) -> list[Job]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import two_leaders
+from story import WITH_SPARES, Story, two_leaders
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -20,11 +20,22 @@ CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes ca
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
 def test_no_rule_is_broken(first: int, tmp_path: Path) -> None:
+    play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path)
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, 3 * CHUNK))
+def test_no_rule_is_broken_in_jobs_with_spare_nodes(first: int, tmp_path: Path) -> None:
+    """A third of the seeds."""
+    play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, *WITH_SPARES)
+
+
+def play(seeds: range, folder: Path, *stories: Story) -> None:
+    """Simulate each of them, of these stories or of any."""
     wrong = {}
-    for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
-        _, error = simulate(seed, tmp_path / str(seed))
+    for seed in seeds:
+        _, error = simulate(seed, folder / str(seed), *stories)
         if error:
-            wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed)}"
+            wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed, spares=bool(stories))}"
     assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, text in wrong.items())
 
 

@@ -65,7 +65,7 @@ class Order:
     """A job as its user ordered it: `least` of the `nodes` are enough, `shared` is the run directory of all nodes.
 
     The training takes `steps` of one second each, and is saved every `save_every`. `replaces`: a Kubernetes Job starts
-    another launcher in the place of each that ends.
+    another launcher in the place of each that ends. So many `spares` may wait beside the nodes.
     """
 
     name: str
@@ -77,10 +77,12 @@ class Order:
     save_every: int
     restarts: int = 20
     replaces: bool = False
+    spares: int = 0
 
     def environ(self, rank: int, folder: Path) -> dict[str, str]:
         """The environment in which the launcher of a node is started."""
         size = str(self.nodes) if self.least == self.nodes else f"{self.least}:{self.nodes}"
+        size += f"+{self.spares}" if self.spares else ""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": size,
@@ -145,7 +147,7 @@ class Launcher:
             nodes = stack.enter_context(
                 SeveralNodes(job, self.stops, clock=self.clock, rendezvous=self._make_rendezvous)
             )
-            parts = JobParts(self.clock, self._attempt, self._make_lock)
+            parts = JobParts(self.clock, self._attempt, self._make_lock, lambda job, spare: None)
             return make_attempts(job, node, nodes, self.stops, stack, parts)
 
     def _make_rendezvous(self, terms: Terms) -> SimulatedRendezvous:
@@ -447,6 +449,19 @@ class SimulatedRendezvous(Rendezvous):
         ending = super().report(outcome, ruling, *arguments, **more)
         rules.learns(launcher, super().news)
         rules.hears(launcher, ending, alone=bool(judged))
+        return ending
+
+    def watch(self, rule: Any, *arguments: Any, **more: Any) -> Ending | None:
+        """As the product's; the rules see what this launcher heard, or made of the loss of node 0."""
+        alone = []
+
+        def ruling(verdict: Any, leaving: tuple[int, ...]) -> Ending:
+            alone.append(verdict)
+            return rule(verdict, leaving)  # type: ignore[no-any-return]
+
+        ending = super().watch(ruling, *arguments, **more)
+        if ending:
+            self._launcher.world.rules.hears(self._launcher, ending, alone=bool(alone))
         return ending
 
     @property

@@ -89,7 +89,7 @@ def test_a_hang_that_ends_a_job_is_its_reason_whatever_others_made_of_being_ende
 def make_server(nodes: int = 2, processes: int = 1) -> Server:
     server = Server(cast(Any, SimpleNamespace()))
     roster = cast(Any, SimpleNamespace(ranks=tuple(range(nodes))))
-    server.state = State(roster, running=True, processes=processes)
+    server.state = State(roster, running=True, processes=processes, places={rank: rank for rank in range(nodes)})
     return server
 
 

@@ -18,7 +18,7 @@ from slipway.cli.arguments import read_job
 from slipway.launch.resolve.settings import SETTINGS
 
 TOPOLOGY = {
-    "nodes", "least_nodes", "node_rank", "processes_per_node", "master_addr", "master_port", "backend", "level", "scheduler", "image",
+    "nodes", "least_nodes", "spare_nodes", "node_rank", "processes_per_node", "master_addr", "master_port", "backend", "level", "scheduler", "image",
 }  # fmt: skip
 # The example of the documentation: a bare srun step with what pyxis puts beside it.
 SLURM = {

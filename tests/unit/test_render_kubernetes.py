@@ -15,6 +15,7 @@ from stand_ins import Answer, Slipway
 
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
+from slipway.protocol.errors import CONFIGURATION
 from slipway.render.kubernetes import COMMANDS
 from slipway.render.manifests import NAME_LENGTH, merged
 
@@ -365,3 +366,39 @@ def test_every_option_is_described(render: Slipway, command: click.Command) -> N
     shown = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     text = " ".join(render(str(command.name), "--help").out.split())
     assert [option.name for option in shown if not option.help or option.opts[0] not in text] == []
+
+
+@pytest.mark.parametrize("words", [["--nodes", "4+2"], ["--nodes", "4", "--spares", "2"]])
+def test_spare_nodes_are_pods_that_do_not_keep_the_job_open(render: Slipway, words: list[str]) -> None:
+    job = rendered(render("k8s", *words))["Job"]
+    assert [job["spec"][name] for name in ("completions", "parallelism")] == [6, 6]
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}, "node 0 is never a spare one"
+    assert job["spec"]["maxFailedIndexes"] == 2
+    assert environment(job)["NNODES"] == "4+2"
+    assert "SLIPWAY_SPARES" not in environment(job)
+    spec = rendered(render("jobset", *words))["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (spec["completions"], spec["successPolicy"]) == (6, job["spec"]["successPolicy"])
+
+
+def test_trainer_counts_spare_nodes_among_its_own(render: Slipway) -> None:
+    documents = rendered(render("trainer", "--nodes", "4+2"))
+    runtime = documents["ClusterTrainingRuntime"]["spec"]
+    assert (runtime["mlPolicy"]["numNodes"], documents["TrainJob"]["spec"]["trainer"]["numNodes"]) == (6, 6)
+    (node,) = runtime["template"]["spec"]["replicatedJobs"]
+    (one,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "SLIPWAY_SPARES", "value": "2"} in one["env"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--spares", "1"], "at least two nodes"),
+        (["--nodes", "1+1"], "at least two nodes"),
+        (["--nodes", "2:4+1"], "elastic"),
+        (["--nodes", "2+1", "--spares", "2"], "Leave one of them out"),
+    ],
+)
+def test_spare_nodes_that_cannot_be_are_refused(render: Slipway, words: list[str], says: str) -> None:
+    answer = render("k8s", *words)
+    assert (answer.code, answer.out) == (CONFIGURATION, "")
+    assert says in answer.err

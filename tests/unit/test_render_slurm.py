@@ -40,6 +40,7 @@ CASES = {
     ],
     "venv": ["--venv", "/shared/my venv", "--nproc-per-node", "4", "-m", "my.package", "--flag"],
     "env-file": ["--env-file", "cluster.env", "--max-restarts", "5"],
+    "spare-node": ["--nodes", "2+1", "gpt"],
 }  # fmt: skip
 
 

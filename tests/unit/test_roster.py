@@ -11,7 +11,12 @@ from slipway.launch.rendezvous.roster import Roster, Seat
 
 
 def make_roster(
-    nodes: int, least: int | None = None, allow_uneven: bool = False, doubtful: bool = False, **own: Any
+    nodes: int,
+    least: int | None = None,
+    allow_uneven: bool = False,
+    doubtful: bool = False,
+    spares: int = 0,
+    **own: Any,
 ) -> Roster:
     return Roster(
         own=make_card(0, nodes, **own),
@@ -20,6 +25,7 @@ def make_roster(
         process="node 0's",
         allow_uneven=allow_uneven,
         doubtful=doubtful,
+        spares=spares,
     )
 
 
@@ -296,3 +302,61 @@ def test_a_rival_is_another_process_on_the_same_seat() -> None:
     assert roster.rival(make_hello(1, 2, process="second")) is not None
     assert roster.rival(make_hello(1, 2, process="another")) is not None
     assert roster.rival(make_hello(0, 2, process="second")) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "here", "members"),
+    [
+        # rank: (attempts that it made, place in the last one)
+        (2, 1, {0: (0, -1), 1: (0, -1), 2: (0, -1)}, (0, 1)),
+        (2, 1, {0: (0, -1), 2: (0, -1)}, (0, 2)),
+        (2, 1, {0: (1, 0), 2: (1, -1)}, (0, 2)),
+        (3, 1, {0: (1, 0), 2: (1, 2), 3: (1, -1)}, (0, 3, 2)),  # 2 keeps its place
+        (2, 1, {0: (2, 0), 1: (0, -1), 2: (2, 1)}, (0, 2)),  # 1 returns, and waits
+        (2, 1, {0: (2, 0), 1: (1, 1), 2: (2, 1)}, (0, 2)),  # 1 was cut off, and knows of the attempt before
+        (2, 1, {0: (0, -1), 1: (3, 1), 2: (3, -1)}, (0, 1)),  # a new node 0
+        (3, 2, {0: (1, 0), 3: (1, -1), 4: (1, -1)}, (0, 3, 4)),
+        (3, 2, {0: (1, 0), 1: (1, 2), 2: (1, 2), 4: (1, -1)}, (0, 2, 1)),  # two that claim one place
+        (3, 2, {0: (1, 0), 1: (1, 99), 2: (1, 0)}, (0, 1, 2)),  # places that cannot be
+        (3, 2, {0: (1, 0), 4: (1, 2)}, (0, 4)),
+        (3, 0, {0: (1, 0), 1: (1, 2), 2: (1, 1)}, (0, 1, 2)),  # without spare nodes ranks are places
+    ],
+)
+def test_those_that_ran_keep_their_places_and_others_take_what_is_left(
+    nodes: int, spares: int, here: dict[int, tuple[int, int]], members: tuple[int, ...]
+) -> None:
+    roster = make_roster(nodes, spares=spares)
+    admit(roster, *(make_hello(rank, nodes, tries=tries, place=place) for rank, (tries, place) in here.items()))
+    assert roster.members == members
+
+
+def test_any_node_will_do_where_there_are_spare_ones() -> None:
+    roster = make_roster(3, spares=2)
+    admit(roster, make_hello(0, 3), make_hello(4, 3))
+    assert roster.describe(7) == "waiting for nodes: 2 of 3 after 7 s; any of node ranks 1-3 will do"
+    assert not roster.enough
+    admit(roster, make_hello(2, 3))
+    assert roster.enough
+    assert not roster.complete
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"), [(2, None), (3, "RANK=3, but WORLD_SIZE=2+1 allows 0 to 2. RANK counts nodes.")]
+)
+def test_ranks_of_spare_nodes_follow_those_of_the_others(rank: int, reason: str | None) -> None:
+    assert make_roster(2, spares=1).objection(make_hello(rank, 2)) == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"torch": "0.1"}, "differs from the others in torch"),
+        ({"problem": "no disk"}, "no disk"),
+        ({"driver": "1"}, ""),
+    ],
+)
+def test_a_spare_node_that_does_not_fit_is_told_why(changes: dict[str, Any], says: str) -> None:
+    reason = make_roster(2, spares=1).misfit(Seat(make_hello(2, 2, **changes), None, 0.0))
+    assert bool(reason) == bool(says)
+    assert says in reason

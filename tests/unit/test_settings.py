@@ -79,9 +79,12 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("WORLD_SIZE", "2", (2, 2)),
-        ("WORLD_SIZE", "3:3", (3, 3)),
-        ("WORLD_SIZE", "2:4", (2, 4)),
+        ("WORLD_SIZE", "2", (2, 2, 0)),
+        ("WORLD_SIZE", "+2", (2, 2, 0)),
+        ("WORLD_SIZE", "3:3", (3, 3, 0)),
+        ("WORLD_SIZE", "2:4", (2, 4, 0)),
+        ("WORLD_SIZE", "2+1", (2, 2, 1)),
+        ("WORLD_SIZE", "16+20", (16, 16, 20)),
         ("RANK", "0", 0),
         ("MASTER_PORT", "65534", 65_534),
         ("NPROC_PER_NODE", "auto", "auto"),
@@ -94,6 +97,17 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
         ("SLIPWAY_BACKEND", "gloo", "gloo"),
         ("SLIPWAY_NOTIFY", "https://hooks.example/a?b=c#d", "https://hooks.example/a?b=c#d"),
         ("SLIPWAY_NOTIFY", "http://[::1]:8080", "http://[::1]:8080"),
+        ("WORLD_SIZE", "2+", None),
+        ("WORLD_SIZE", "2+0", None),
+        ("WORLD_SIZE", "2+-1", None),
+        ("WORLD_SIZE", "2 + 1", None),
+        ("WORLD_SIZE", "2+1+1", None),
+        ("WORLD_SIZE", "1+1", None),
+        ("WORLD_SIZE", "0+1", None),
+        ("WORLD_SIZE", "2:4+1", None),
+        ("WORLD_SIZE", "2+1:4", None),
+        ("SLIPWAY_SPARES", "-1", None),
+        ("SLIPWAY_SPARES", "one", None),
         ("WORLD_SIZE", "4:2", None),
         ("WORLD_SIZE", "2:", None),
         ("WORLD_SIZE", ":2", None),
@@ -149,7 +163,7 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
 )
 def test_a_number_has_bounds_and_the_message_names_them(name: str, least: int, most: int) -> None:
     for number in (least, most):
-        assert parse_claim(BY_NAME[name], Claim(str(number), "default")) in (number, (number, number))
+        assert parse_claim(BY_NAME[name], Claim(str(number), "default")) in (number, (number, number, 0))
     for number in (least - 1, most + 1):
         with pytest.raises(LaunchError) as caught:
             parse_claim(BY_NAME[name], Claim(str(number), "default"))

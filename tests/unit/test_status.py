@@ -244,6 +244,25 @@ def test_a_job_of_several_nodes_shows_those_that_run_now_and_not_those_that_left
     assert status_json(status)["holders"][0]["node"] == 0
 
 
+@pytest.mark.parametrize(
+    ("written", "shown", "line"),
+    [
+        ({"spares": [{"node": 2, "host": "gpu2"}]}, [{"node": 2, "host": "gpu2"}], "  spare       node 2 (gpu2)"),
+        ({"spares": []}, [], "  spare       no spare node is here"),
+        (None, None, ""),
+        ({"spares": "none"}, [], "  spare       no spare node is here"),
+    ],
+)
+def test_the_spare_nodes_of_a_job_are_shown(written: dict[str, Any] | None, shown: list[Any] | None, line: str) -> None:
+    run = make(nodes=2)
+    with held(run):
+        if written:
+            write_json(run / "node-0" / "spares.json", written)
+        status = read_status(run)
+    assert status_json(status)["spares"] == shown
+    assert [one for one in status_lines(status) if one.startswith("  spare")] == ([line] if line else [])
+
+
 def test_a_job_that_waits_for_nodes_says_so_and_shows_no_ranks() -> None:
     run = make(beats=1, nodes=2)
     write_json(run / "node-0" / "waiting.json", {"attempt": 3, "since": time.time() - 40})

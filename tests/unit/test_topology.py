@@ -106,6 +106,11 @@ def test_the_first_match_of_the_order_wins(
             "2 to 4 nodes × 8 GPUs = at most 32 processes (inside your script WORLD_SIZE is 16 to 32)",
         ),
         (
+            PLAIN | {"WORLD_SIZE": "2+1"},
+            make_devices(8),
+            "2 nodes × 8 GPUs = 16 processes (inside your script WORLD_SIZE is 16), and 1 spare node beside them",
+        ),
+        (
             {"NPROC_PER_NODE": "3", "SLIPWAY_OVERSUBSCRIBE": "1"},
             make_devices(1),
             "1 node × 3 processes sharing 1 GPU = 3 processes (inside your script WORLD_SIZE is 3)",
@@ -578,3 +583,59 @@ def test_a_number_of_a_scheduler_that_python_cannot_read_is_a_mistake_and_no_cra
             if case.env[name].isdecimal():
                 with suppress(LaunchError):
                     resolve(case.env | {name: digits})
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "nodes", "spares", "ranks"),
+    [
+        (PLAIN | {"WORLD_SIZE": "2+1"}, {}, 2, 1, (2, 3)),
+        (PLAIN | {"WORLD_SIZE": "2+1", "RANK": "2"}, {}, 2, 1, ()),
+        (PLAIN | {"WORLD_SIZE": "3+2", "RANK": "4"}, {}, 3, 2, ()),
+        (PLAIN | {"SLIPWAY_SPARES": "1", "RANK": "2"}, {}, 2, 1, ()),
+        (PLAIN | {"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "1"}, {}, 2, 1, (2, 3)),
+        (PLAIN | {"NNODES": "4+1"}, {}, 4, 1, (2, 3)),
+        (PLAIN | {"SLIPWAY_SPARES": "0"}, {}, 2, 0, (2, 3)),
+        (TRAINER | {"PET_NNODES": "3+1"}, {}, 3, 1, (2, 3)),
+        (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2", "SLIPWAY_SPARES": "1"}, {}, 2, 1, ()),
+        (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3"}, {"SLIPWAY_SPARES": "1"}, 2, 1, (2, 3)),
+        (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3"}, {"WORLD_SIZE": "2+1"}, 2, 1, (2, 3)),
+    ],
+)
+def test_spare_nodes_wait_beside_those_of_the_job(
+    environ: dict[str, str], options: dict[str, str], nodes: int, spares: int, ranks: tuple[int, ...]
+) -> None:
+    """What people type counts the nodes of the job, what a scheduler counts is all that it starts."""
+    topology = resolve({"NPROC_PER_NODE": "2"} | environ, options, devices=make_devices(2))
+    assert (topology.nodes, topology.least, topology.spares) == (nodes, nodes, spares)
+    assert (topology.ranks, topology.is_spare) == (ranks, not ranks)
+    assert any("is a spare node" in note for note in topology.notes) == topology.is_spare
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        (
+            {"WORLD_SIZE": "2+1", "RANK": "3"},
+            "RANK=3 (from the environment), but WORLD_SIZE=2+1 (from the environment) allows 0 to 2",
+        ),
+        ({"SLIPWAY_SPARES": "1", "RANK": "3"}, "allows 0 to 2 with 1 spare node among them"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "SLIPWAY_SPARES": "1"}, "has at least two nodes beside them"),
+        (
+            {"WORLD_SIZE": "", "RANK": "", "SLIPWAY_SPARES": "1"},
+            "SLIPWAY_SPARES=1 (from the environment), but WORLD_SIZE=1 (from default)",
+        ),
+        ({"WORLD_SIZE": "2:4", "SLIPWAY_SPARES": "1"}, "is an elastic job"),
+        ({"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "2"}, "make them equal"),
+        ({"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "0"}, "make them equal"),
+        (
+            BARE_SRUN | {"WORLD_SIZE": "", "RANK": "", "SLIPWAY_SPARES": "1"},
+            "counts 2, spare nodes among them, which leaves 1",
+        ),
+        (PER_PROCESS | {"SLIPWAY_SPARES": "1"}, "one launcher per process"),
+    ],
+)
+def test_spare_nodes_that_cannot_be_are_refused(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        resolve(PLAIN | environ, devices=make_devices(2))
+    assert caught.value.code == CONFIGURATION
+    assert says in str(caught.value)

@@ -68,7 +68,11 @@ def passing(job: Job, folder: Path) -> Job:
     quiet = {"SLIPWAY_MAX_RESTARTS": "0", "SLIPWAY_GRACE_SECONDS": GRACE_SECONDS, "SLIPWAY_CHECK": "0"}
     given = {name: str(value) for name, value in (options | quiet).items()}
     sources = dataclasses.replace(job.sources, options={**job.sources.options, **given})
-    topology = dataclasses.replace(job.plan.topology, notes=())
+    topology = job.plan.topology
+    everybody = topology.nodes + topology.spares  # spare nodes are checked like all others
+    topology = dataclasses.replace(
+        topology, notes=(), nodes=everybody, least=everybody, spares=0, group_rank=topology.node_rank
+    )
     # Without an image there is no warning that the results, which are temporary, do not outlive the container.
     host = dataclasses.replace(job.host, image=None)
     return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)

@@ -18,6 +18,7 @@ from slipway.launch.run_directory.records import (
     RankStatus,
     RunRecord,
     StoreRecord,
+    SpareNode,
     WaitingRecord,
 )
 from slipway.launch.run_directory.run_lock import TOUCH, is_alive
@@ -59,6 +60,7 @@ class Status:
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
     stopping: Mapping[int, str] = field(default_factory=dict)  # why the workers of a node are to stop
     store: StoreRecord | None = None  # how far the copy of rank 0's node is
+    spares: Sequence[SpareNode] | None = None  # nodes that wait; None of a job without spare nodes
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -125,6 +127,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         run.differences(),
         {node.rank: printable(why) for node in living if (why := node.stopping)},
         store,
+        next((spares for node in living if (spares := node.spares) is not None), None),
     )
 
 
@@ -152,6 +155,7 @@ def status_json(status: Status) -> dict[str, Any]:
             for node, holder in zip(status.nodes, status.holders, strict=True)
         ],
         "waiting": status.waiting._asdict() if status.waiting else None,
+        "spares": None if status.spares is None else [spare._asdict() for spare in status.spares],
         "ranks": [
             {name: getattr(beat, name) for name in ("rank", "phase", "step", "steps", "own")} | {"age": round(age, 1)}
             for beat, age in zip(status.beats, status.ages, strict=True)
@@ -178,6 +182,9 @@ def status_lines(status: Status) -> list[str]:
         seconds = max(0.0, time.time() - waiting.since)
         lines.append(f"  waiting     for nodes, since {seconds:.0f} s, for attempt {waiting.attempt}")
     lines += [f"  stopping    node {node}: {why}" for node, why in status.stopping.items() if not waiting]
+    if status.spares is not None:
+        idle = ", ".join(f"node {spare.node} ({spare.host})" for spare in status.spares)
+        lines.append(f"  spare       {idle or 'no spare node is here'}")
     if status.hang:
         lines.append(f"  hang        {status.hang}")
     fetched = status.store.fetched if status.store else None

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
+from slipway.launch.attempt.child import warm_up
 from slipway.launch.attempt.lasting import Lasting, SnapshotMemory, Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
@@ -22,6 +23,7 @@ from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.spot import choose_watched
+from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
@@ -34,7 +36,7 @@ from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import STOP_FILE, WAITING_FILE, write_json
+from slipway.protocol.files import SPARES_FILE, STOP_FILE, WAITING_FILE, write_json
 from slipway.protocol.outcomes import Word
 
 if TYPE_CHECKING:
@@ -79,11 +81,12 @@ def alone(job: Job, node: Node) -> SingleNode:
 
 
 class JobParts(NamedTuple):
-    """What the simulation of a job replaces: time, the work of an attempt, and the lock of the run directory."""
+    """What the simulation of a job replaces: time, the work of an attempt, the lock of the run directory, a warm process."""
 
     clock: Clock = CLOCK
     attempt: Callable[..., Try] = attempt
     run_lock: Callable[..., RunLock] = RunLock
+    warm_up: Callable[[Job, Spare], None] = warm_up
 
 
 REAL = JobParts()
@@ -128,6 +131,7 @@ class Attempts:
         self._spare = stack.enter_context(Spare(self._own, wanted=job.warm))
         own_script = job.warm and not job.plan.workload.own
         self._script = stack.enter_context(Spare(self._own, wanted=True)) if own_script else None
+        self._shown: tuple[tuple[int, str], ...] | None = None  # the spare nodes that were written down
         self._metrics = stack.enter_context(open_metrics(job, say))
         self._notices = stack.enter_context(open_notices(job, say))
 
@@ -142,9 +146,9 @@ class Attempts:
                 return self._end_between(not_started(self._job, self._node.run, error, self._parts.clock.time()))
             if job is None:
                 return self._end_between(stopped_here(self._job, self._node, self._stops, self._parts.clock.time()))
-            hangs = self._make_hang_report(job)
-            tried = self._try(job, hangs)
-            ending = self._agree(tried, hangs)
+            ending = self._watch(job) if job.plan.topology.is_spare else self._attempt(job)
+            if ending is None:
+                return self._end_between(stopped_here(self._job, self._node, self._stops, self._parts.clock.time()))
             if self._is_last(ending):
                 return self._end(ending)
             self._pause(ending)
@@ -158,6 +162,26 @@ class Attempts:
         job, self._node = agreed
         self._books.meet(self._node.run, self._node.ledger, again=bool(self._node.tries or self._node.missed))
         return job
+
+    def _attempt(self, job: Job) -> Ending:
+        """Run this node's part of an attempt, and agree with the others on what follows."""
+        hangs = self._make_hang_report(job)
+        return self._agree(self._try(job, hangs), hangs)
+
+    def _watch(self, job: Job) -> Ending | None:
+        """As a spare node, wait for the end of the attempt that the others run, with a warm process for the next one; None where
+        this node is asked to stop.
+        """
+        number, nodes = self._node.run.attempt, self._nodes
+        assert not isinstance(nodes, SingleNode)
+        say(f"attempt {number} of {self._node.run.path.name} runs without this spare node, which waits")
+        tried = Try(number, Outcome(0, "", Word.LOST, self._parts.clock.time()))
+        rule = partial(decide_next, self._job, self._node, tried, self._stops)
+        warm = partial(self._parts.warm_up, job, self._spare)
+        ending = nodes.watch(rule, partial(is_stopped, self._stops), warm)
+        if ending:
+            self._node = dataclasses.replace(self._node, missed=self._node.missed + 1, failures=ending.failures)
+        return ending
 
     def _make_hang_report(self, job: Job) -> HangReport:
         """What reports a hang in this attempt."""
@@ -210,7 +234,7 @@ class Attempts:
         rule = (
             (lambda verdict, _: Ending(verdict))
             if is_taken
-            else partial(decide_next, self._job, self._node, tried, self._stops)
+            else partial(decide_next, self._job, self._node, tried, self._stops, has_enough=self._nodes.has_enough)
         )
         ending = self._nodes.report(
             tried.outcome, rule, lambda: was_stopped(self._stops) and self._stops.impatient, hangs
@@ -257,8 +281,12 @@ class Attempts:
         others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
         if topology.process:
             others = topology.rank > 0  # the launcher of process 0 writes for all
+        if is_spare := topology.spares > 0 and node.place == SPARE:
+            say("this node was a spare one until the end")
+        elif self._shown is not None:
+            say(f"spare nodes at the end: {describe_spares(self._shown)}")
         course = Course(node.tries, why, node.missed, self._books.ledger)
-        return conclude(verdict, job, node.run, course, writes=not others)
+        return conclude(verdict, job, node.run, course, writes=not (others or is_spare))
 
     def _end_between(self, tried: Try) -> int:
         """The end of this node's part in a job while no attempt runs; the exit code."""
@@ -274,6 +302,17 @@ class Attempts:
         self._notices.look(self._node.run)
         if self._store:
             self._store.look()
+        self._show_spares()
+
+    def _show_spares(self) -> None:
+        """On node 0, write down which spare nodes are here, when that has changed."""
+        topology, here = self._job.plan.topology, tuple(self._nodes.spares)
+        if topology.node_rank or not topology.spares or here == self._shown:
+            return
+        self._shown = here
+        with suppress(OSError):
+            spares = [{"node": rank, "host": host} for rank, host in here]
+            write_json(self._node.run.node(0).path / SPARES_FILE, {"spares": spares})
 
     def _note_hang(self, hang: str) -> None:
         """Report a hang to those who watch from elsewhere."""
@@ -292,14 +331,35 @@ class Attempts:
         return None
 
 
+def is_stopped(stops: Stops) -> bool:
+    """Whether this launcher was asked to stop, whatever the job was."""
+    return was_stopped(stops) and any(stop.here for stop in stops.came)
+
+
+def describe_spares(spares: Sequence[tuple[int, str]]) -> str:
+    """`node 2 (gpu7)`, or that there is none."""
+    return ", ".join(f"node {rank} ({host})" for rank, host in spares) or "none"
+
+
 def was_stopped(stops: Stops) -> bool:
     """Whether this launcher, or the job, was asked to stop."""
     stops.look()
     return bool(stops.came)
 
 
-def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict, leaving: tuple[int, ...]) -> Ending:
-    """What follows a verdict; `leaving` are the nodes that leave a job which goes on, if there are any."""
+def decide_next(
+    job: Job,
+    node: Node,
+    tried: Try,
+    stops: Stops,
+    verdict: Verdict,
+    leaving: tuple[int, ...],
+    *,
+    has_enough: Callable[[], bool] = lambda: False,
+) -> Ending:
+    """What follows a verdict; `leaving` are the nodes that leave a job which goes on, if there are any. `has_enough`: whether
+    another attempt can begin without who was lost.
+    """
     tried = dataclasses.replace(tried, outcome=verdict.first)
     tries, failures = (*node.tries, tried), count_failures(tried, node.failures)
     if leaving and job.restarts and verdict.word in (Word.STOPPED, Word.UNHEALTHY):
@@ -309,7 +369,7 @@ def decide_next(job: Job, node: Node, tried: Try, stops: Stops, verdict: Verdict
     topology = job.plan.topology
     if topology.process:
         return Ending(verdict, why=Cause(CauseKind.PER_PROCESS))
-    if verdict.first.word == Word.LOST and topology.requeues and not topology.elastic:
+    if verdict.first.word == Word.LOST and topology.requeues and not (topology.elastic or has_enough()):
         return Ending(verdict, why=Cause(CauseKind.ONLY_REQUEUED, name=topology.requeues))
     decision = decide(tries, failures, job.restarts)
     if decision.why and decision.why.kind == CauseKind.STUCK:
@@ -342,7 +402,10 @@ def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_
     then = f" {how} node {ranks}" if ranks else ""
     say(f"waiting for nodes again{later}, for attempt {number}{then}")
     with suppress(OSError):
-        write_json(node.run.node(job.plan.topology.node_rank).path / WAITING_FILE, {"attempt": number, "since": now})
+        if node.place != SPARE:  # which has no folder in the run
+            write_json(
+                node.run.node(job.plan.topology.node_rank).path / WAITING_FILE, {"attempt": number, "since": now}
+            )
 
 
 def stopped_here(job: Job, node: Node, stops: Stops, now: float) -> Try:

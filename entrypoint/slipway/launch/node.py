@@ -18,6 +18,7 @@ from slipway.launch.resolve.container_checks import require_writable, results_fo
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
+from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import earlier_ledger
 from slipway.launch.run_directory.directory import odd_records
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
@@ -40,7 +41,7 @@ def is_unknown(path: Path) -> bool:
 class Node:
     """What a launcher knows of its job between attempts: the run as far as it knows it, what was tried, how many attempts it
     `missed`, how many `failures` in a row were without progress, the highest step ever `reached`, why nothing can begin here
-    (`problem`), or no new run (`occupied`), and what was booked so far.
+    (`problem`), or no new run (`occupied`), what was booked so far, and the `place` in the last attempt.
     """
 
     run: Run
@@ -51,6 +52,7 @@ class Node:
     problem: str = ""
     occupied: str = ""
     ledger: Ledger = NOTHING
+    place: int = SPARE
 
 
 def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, reserve: Reserve = is_unknown) -> Node:
@@ -117,6 +119,7 @@ class SingleNode:
     """What SeveralNodes is for a launcher that has no others."""
 
     news: Outcome | None = None
+    spares: Sequence[tuple[int, str]] = ()
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and the node as the next attempt begins; None where a stop came between two of them.
@@ -131,6 +134,10 @@ class SingleNode:
         resume = run.resume if run.newest_step is None and run.resume != "none" else "auto"
         run = dataclasses.replace(run, attempt=run.attempt + 1, resume=resume)
         return with_free_port(job), dataclasses.replace(node, run=run)
+
+    def has_enough(self) -> bool:
+        """Whether another attempt can begin without a node that is lost."""
+        return False
 
     def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
         """Where all ranks are, once none moves: those of this node are all."""

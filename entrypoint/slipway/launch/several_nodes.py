@@ -20,7 +20,7 @@ from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import installed, installed_nccl, locate_module, read_cuda
 from slipway.launch.resolve.plan import interfaces, make_plan
-from slipway.launch.resolve.topology import Topology
+from slipway.launch.resolve.topology import SPARE, Topology
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
@@ -56,6 +56,7 @@ class SeveralNodes:
             timeout=job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT"),
             patience=max(job.seconds("SLIPWAY_GRACE_SECONDS"), job.after_failure or 0) + 40,
             window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
+            spares=topology.spares,
             heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
             folder=runs_folder(job),
             say=say,
@@ -101,6 +102,27 @@ class SeveralNodes:
     def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
         """Where all ranks stand, once those of all nodes stand still: on node 0, which judges; None elsewhere."""
         return self._rendezvous.compare(standings)
+
+    @property
+    def spares(self) -> Sequence[tuple[int, str]]:
+        """On node 0, the spare nodes that are here while an attempt runs, each by its rank and host."""
+        return self._rendezvous.spares
+
+    def has_enough(self) -> bool:
+        """On node 0, whether enough launchers are here for another attempt, spare ones among them."""
+        return self._rendezvous.has_enough()
+
+    def watch(
+        self,
+        rule: Callable[[Verdict, tuple[int, ...]], Ending],
+        stopped: Callable[[], bool],
+        glance: Callable[[], None],
+    ) -> Ending | None:
+        """As a spare node, wait for the verdict on the attempt of the others, and what follows; None once `stopped`.
+
+        `glance` is called again and again meanwhile.
+        """
+        return self._rendezvous.watch(rule, stopped, glance)
 
     def report(
         self,
@@ -159,7 +181,7 @@ def make_card(job: Job, node: Node) -> Card:
     topology, run = job.plan.topology, node.run
     return Card(
         node_rank=topology.node_rank,
-        nodes=f"{topology.least}:{topology.nodes}" if topology.elastic else str(topology.nodes),
+        nodes=topology.size,
         host=socket.gethostname(),
         workload=job.plan.workload.name,
         arguments=job.plan.arguments,
@@ -174,7 +196,7 @@ def make_card(job: Job, node: Node) -> Card:
         job=topology.job,
         data=job.data() if job.data else None,
         snapshot=run.newest_step if node.tries or run.resume == "auto" else None,
-        attempt=run.attempt if node.tries else run.attempt - 1,
+        attempt=run.attempt if node.tries or node.missed else run.attempt - 1,
         goes_on=run.resume == "auto",
         tries=node.missed + len(node.tries),
         failures=node.failures,
@@ -185,6 +207,7 @@ def make_card(job: Job, node: Node) -> Card:
         problem=node.problem,
         occupied=node.occupied,
         run_dir=os.path.normpath(own) if (own := job.sources.value("SLIPWAY_RUN_DIR")) else "",
+        place=node.place,
     )
 
 
@@ -219,5 +242,8 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
         resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
     run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
     missed = max(0, go.tries - len(node.tries))
-    node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)
-    return dataclasses.replace(job, plan=plan), node if node.tries else dataclasses.replace(node, ledger=go.ledger)
+    ledger = node.ledger if node.tries and node.place != SPARE else go.ledger
+    node = dataclasses.replace(
+        node, run=run, missed=missed, failures=go.failures, reached=go.reached, place=go.group_rank
+    )
+    return dataclasses.replace(job, plan=plan), dataclasses.replace(node, ledger=ledger)

@@ -11,13 +11,14 @@ only ones that know both the launcher and torch.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from slipway.process import warm
-from slipway.process.standby import leave_behind
+from slipway.process.standby import Standby, leave_behind
 from slipway.process.tree import stand_between
 
 
@@ -54,17 +55,30 @@ class AgentConfig:
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun to its end; 0, or 1 when a worker failed."""
+    if len(argv) == 2:
+        return wait_as_standby(*map(int, argv))
     terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
     begun = terms.crew.begin()
-    with warm.no_collection():
-        from torch.distributed import run  # noqa: F401
-        from torch.distributed.launcher import api  # noqa: F401
+    import_torch()
     if terms.link is not None:
         if work := leave_behind(terms.link, terms.launcher, begun, begin_again):
             return work()
         os.close(terms.link)
     return run_torchrun(terms, begun)
+
+
+def import_torch() -> None:
+    """Import what torchrun needs."""
+    with warm.no_collection():
+        from torch.distributed import run  # noqa: F401
+        from torch.distributed.launcher import api  # noqa: F401
+
+
+def wait_as_standby(launcher: int, link: int) -> int:
+    """On a spare node, be the process from which its first attempt is forked; in what is forked from it, what that has to do."""
+    import_torch()
+    return Standby(socket.socket(fileno=link), launcher, begin_again).serve()()
 
 
 def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:

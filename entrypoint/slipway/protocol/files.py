@@ -32,6 +32,7 @@ STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
 WAITING_FILE = "waiting.json"  # between two attempts
+SPARES_FILE = "spares.json"  # on node 0
 STACKS_WANTED, STACKS_FILE = "stacks-wanted", "stacks.json"  # a request for where its workers stand, and the answer
 # Whether steps are traced where somebody asks; who asks, and what has become of it:
 TRACEABLE, TRACE_WANTED, TRACE_FILE = "traceable", "trace-wanted", "trace.json"

@@ -35,7 +35,7 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):
             raise click.UsageError("--cpus-per-gpu and --mem-per-gpu apply to each GPU; add --gpus N.")
         sources = read_sources(given, {})
-        given["nodes"] = read_nodes(sources, given["nodes"])
+        given["nodes"], given["spares"] = read_nodes(sources, given["nodes"])
         click.echo(make(words, given, sources), nl=False)
 
     params = [*options, *_shared_options()]
@@ -55,7 +55,9 @@ def _shared_options() -> list[click.Parameter]:
     for option in options:
         if isinstance(option, click.Option) and option.name in (*PLACES, "WORLD_SIZE", "standalone"):
             option.hidden = True
-    nodes = click.Option(["--nodes"], metavar="N", help="Number of nodes; the same as --nnodes and WORLD_SIZE.")
+    nodes = click.Option(
+        ["--nodes"], metavar="N|N+SPARES", help="Number of nodes; the same as --nnodes and WORLD_SIZE."
+    )
     return [nodes, *options]
 
 

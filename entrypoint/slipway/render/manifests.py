@@ -39,6 +39,11 @@ class ManifestRequest(JobRequest):
     components: tuple[str, ...] = ()
 
     @property
+    def launchers(self) -> int:
+        """How many pods there are, spare ones among them."""
+        return self.nodes + self.spares
+
+    @property
     def secret(self) -> str:
         """The name of the Secret that holds the values of `secrets`."""
         return f"{self.name}-settings"
@@ -46,7 +51,7 @@ class ManifestRequest(JobRequest):
 
 def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
     """Return the documents: the Job first. Raises LaunchError for a name that cannot be, and for no time."""
-    require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.nodes - 1}")
+    require_name(asked.name, BESIDE if "tensorboard" in asked.components else f"-{asked.launchers - 1}")
     (job,) = read("base/single/job.yaml")
     others = read("base/single/networkpolicy.yaml")
     if asked.nodes > 1:
@@ -61,7 +66,9 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
         for path in kustomization.get("resources", ()):
             others += read(f"components/{component}/{path}")
     spec = job["spec"]
-    spec |= {"completions": asked.nodes, "parallelism": asked.nodes}
+    spec |= {"completions": asked.launchers, "parallelism": asked.launchers}
+    if asked.spares:  # the job continues without as many nodes
+        spec["maxFailedIndexes"] = asked.spares
     if asked.time:
         spec["activeDeadlineSeconds"] = read_time(asked.time)
         if not spec["activeDeadlineSeconds"]:
@@ -123,13 +130,18 @@ def _fill(pod: Document, asked: ManifestRequest) -> None:
         container["image"] = asked.image
     words, env = arguments_and_environment(asked)
     container["args"] = [*container["args"], *words]
-    container["env"] = merged(container["env"], [{"name": "NNODES", "value": str(asked.nodes)}, *env])
+    container["env"] = merged(container["env"], [{"name": "NNODES", "value": size_of(asked)}, *env])
     if asked.gpus:
         resources = container["resources"]
         resources["limits"] |= {GPU: asked.gpus}
         size, unit = re.fullmatch(r"(\d+)(\D*)", asked.mem_per_gpu).groups()  # type: ignore[union-attr]  # checked before
         memory = f"{int(size) * asked.gpus}{unit}"
         resources["requests"] |= {GPU: asked.gpus, "cpu": asked.cpus_per_gpu * asked.gpus, "memory": memory}
+
+
+def size_of(asked: ManifestRequest) -> str:
+    """The number of nodes, as the launcher reads it."""
+    return f"{asked.nodes}+{asked.spares}" if asked.spares else str(asked.nodes)
 
 
 def _named(value: Any, name: str) -> Any:

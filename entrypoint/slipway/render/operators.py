@@ -55,17 +55,19 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
     container["env"] = [entry for entry in container["env"] if entry["name"] not in ("NNODES", "NPROC_PER_NODE")]
     if asked.gpus != 0 and processes != "cpu" and "SLIPWAY_OVERSUBSCRIBE" not in asked.env:
         container["env"].append({"name": "SLIPWAY_BACKEND", "value": "nccl"})
+    if asked.spares:  # of the nodes that Trainer counts
+        container["env"].append({"name": "SLIPWAY_SPARES", "value": str(asked.spares)})
     template = {"metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
     limit = container["resources"]["limits"].get(GPU, CPU_PROCESSES)
     words, env = arguments_and_environment(asked)
     if processes == "auto" or processes.isdigit():
         env = [entry for entry in env if entry["name"] != "NPROC_PER_NODE"]  # numProcPerNode says it
     runtime = {
-        "mlPolicy": {"numNodes": asked.nodes, "torch": {}},
+        "mlPolicy": {"numNodes": asked.launchers, "torch": {}},
         "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": template}]}},
     }
     trainer = {
-        "numNodes": asked.nodes,
+        "numNodes": asked.launchers,
         "numProcPerNode": int(processes) if processes.isdigit() else limit,
         "image": container["image"],
         "args": [*container["args"], *words],
@@ -85,7 +87,7 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
 
 def _parts(asked: ManifestRequest, read: Read) -> tuple[Document, list[Document]]:
     """The Job that stands inside, and what stands beside it. JobSet makes the Service and names the pods itself."""
-    require_name(asked.name, f"-{NODE}-0-{asked.nodes - 1}-abcde")
+    require_name(asked.name, f"-{NODE}-0-{asked.launchers - 1}-abcde")
     job, *others = make_manifests(asked, read)
     job["spec"]["template"]["spec"].pop("subdomain", None)
     kept = [one for one in others if (one["kind"], one["metadata"]["name"]) != ("Service", asked.name)]

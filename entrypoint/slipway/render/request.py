@@ -21,8 +21,14 @@ class JobRequest:
     name: str | None = None
     image: str | None = None
     nodes: int | None = None
+    spares: int = 0  # spare nodes beside them
     gpus: int | None = None  # per node
     time: str | None = None
+
+    @property
+    def launchers(self) -> int | None:
+        """How many nodes are started, spare ones among them."""
+        return self.nodes + self.spares if self.nodes else None
 
 
 def without_variables(text: str) -> str:

@@ -43,7 +43,7 @@ def make_sbatch(template: str, asked: BatchRequest) -> str:
     places = {"partition": asked.partition, "account": asked.account}  # the file names none
     name = _line("job-name", asked.name or _header(lines, "job-name"))
     _replace(lines, "job-name", name, *(_line(place, value) for place, value in places.items() if value))
-    for header, value in {"time": asked.time, "nodes": asked.nodes, "signal": f"USR1@{notice}"}.items():
+    for header, value in {"time": asked.time, "nodes": asked.launchers, "signal": f"USR1@{notice}"}.items():
         if value:
             _replace(lines, header, _line(header, value))
     if asked.gpus:
@@ -65,6 +65,8 @@ def _settings(asked: BatchRequest) -> list[str]:
         commands += [f"IMAGE={shlex.quote(asked.image)}"]
     if asked.runs:
         commands += [f"RUNS={shlex.quote(asked.runs)}"]
+    if asked.spares:  # of the nodes that Slurm counts
+        commands += [f"export SLIPWAY_SPARES={asked.spares}"]
     commands += [f"export {name}={shlex.quote(value)}" for name, value in asked.env.items()]
     commands += [
         f"# {name} is a secret and not written here: the job has it from where it is now." for name in asked.secrets

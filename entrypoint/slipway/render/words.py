@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from slipway.cli.arguments import check_arguments
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.host import CHECKPOINTS
-from slipway.launch.resolve.settings import BY_NAME, SETTINGS
+from slipway.launch.resolve.settings import BY_NAME, SETTINGS, NodeCount
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.redact import secret_values
@@ -22,7 +22,13 @@ from slipway.render.request import JobRequest
 
 Kind = TypeVar("Kind", bound=JobRequest)
 PLACES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-APART = {*PLACES, "WORLD_SIZE", "WORKLOAD", "SLIPWAY_RUNS"}  # settings that a job file says in a way of its own
+APART = {
+    *PLACES,
+    "WORLD_SIZE",
+    "SLIPWAY_SPARES",
+    "WORKLOAD",
+    "SLIPWAY_RUNS",
+}  # settings that a job file says in a way of its own
 
 
 def read_request(
@@ -60,8 +66,9 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
     return tuple(words)
 
 
-def read_nodes(sources: Sources, nodes: str | None) -> int | None:
-    """How many nodes are asked for, None where nobody says; `nodes` is what --nodes says. Raises LaunchError (78).
+def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
+    """How many nodes are asked for, None where nobody says, and how many spare ones; `nodes` is what --nodes says. Raises
+    LaunchError (78).
 
     The job reads the environment of its submission and .env again, so none of them may say anything else.
     """
@@ -80,16 +87,26 @@ def read_nodes(sources: Sources, nodes: str | None) -> int | None:
                 f"{claims[0].about('WORLD_SIZE')}, but {claim.about('WORLD_SIZE')}, which the job would read, too. "
                 "Make them equal, or leave all but one out."
             )
-    return sizes[0] if sizes else None
+    spares = sources.claims(BY_NAME["SLIPWAY_SPARES"])[0]
+    count = int(str(parse_claim(BY_NAME["SLIPWAY_SPARES"], spares)))
+    size = sizes[0] if sizes else NodeCount(1, 1)
+    if size.spares and not spares.is_default and count != size.spares:
+        raise LaunchError(
+            f"{spares.about('SLIPWAY_SPARES')}, but {claims[0].about('WORLD_SIZE')}. Leave one of them out."
+        )
+    if count and size.most == 1:
+        raise LaunchError(
+            f"{spares.about('SLIPWAY_SPARES')}, but a job with spare nodes has at least two nodes: type --nodes N."
+        )
+    return size.most if sizes else None, size.spares or count
 
 
-def _read_size(claim: Claim) -> int:
+def _read_size(claim: Claim) -> NodeCount:
     size = parse_claim(BY_NAME["WORLD_SIZE"], claim)
-    assert isinstance(size, tuple)  # as its parser says
-    least, most = size
-    if least != most:
-        raise LaunchError(f"{claim.about('WORLD_SIZE')}, but such a job has one size. Type --nodes {most}.")
-    return int(most)
+    assert isinstance(size, NodeCount)  # as its parser says
+    if size.least != size.most:
+        raise LaunchError(f"{claim.about('WORLD_SIZE')}, but such a job has one size. Type --nodes {size.most}.")
+    return size
 
 
 def given_settings(sources: Sources) -> dict[str, str]:

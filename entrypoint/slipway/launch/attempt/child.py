@@ -8,13 +8,14 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from slipway.launch.attempt.lasting import Spare
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan
 from slipway.process.tree import Forked
 from slipway.protocol.binding import on_cores, own_cores, own_device
@@ -29,6 +30,16 @@ AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 def parent_of(plan: Plan) -> str:
     """What starts the workers, for people."""
     return "the process that spawns the workers" if plan.workload.spawned else "torchrun"
+
+
+def warm_up(job: Job, spare: Spare) -> None:
+    """On a spare node, start the process from which its first attempt is forked, and let it import what that needs."""
+    if not job.warm or job.plan.workload.spawned:
+        return
+    workload = job.plan.workload
+    with suppress(OSError):
+        spare.prepare((*IGNORING, *AGENT), job.plan.environment(job.environ))
+    spare.load(workload.command[-1] if workload.own and workload.early else "")
 
 
 class Child:

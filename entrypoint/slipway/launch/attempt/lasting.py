@@ -80,7 +80,7 @@ class Spare:
         self._own = own
         self.pid: int | None = None
         self.why = ""  # why a process that was parked is of no use
-        self._preparing = False
+        self._preparing = self._prepared = False
         self._wanted, self._loads = wanted, False
         self._link: socket.socket | None = None
         self._environ: dict[str, str] = {}
@@ -134,6 +134,25 @@ class Spare:
         process.returncode = 0  # it is waited for with everything else that ends (tree.py)
         self.pid, self._preparing = process.pid, True
         self.why = "the process that had imported torch for it was not ready, or has ended"
+
+    def prepare(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it by this command, with the numbers of this process and of its link, before there was an attempt: once."""
+        if self._prepared or self._link or (theirs := self.offer(environ)) is None:
+            return
+        self._prepared = True
+        words = (*command, str(os.getpid()), str(theirs.fileno()))
+        with theirs:
+            process = subprocess.Popen(
+                words,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        process.returncode = 0  # it is waited for with everything else that ends (tree.py)
+        self.pid, self._preparing = process.pid, True
 
     @property
     def waits(self) -> bool:

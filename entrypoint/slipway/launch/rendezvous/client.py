@@ -90,6 +90,11 @@ class Client:
         ending = await asyncio.shield(self._ending)
         return ending if isinstance(ending, Ending) else judge((outcome, ending))
 
+    async def watch(self) -> Ending | Verdict:
+        """As a spare node, wait for what node 0 makes of the attempt; without node 0 the verdict is that it was lost."""
+        ending = await asyncio.shield(self._ending)
+        return ending if isinstance(ending, Ending) else judge((ending,))
+
     def stop(self, stop: wire.Stopping) -> None:
         """Tell node 0, now or as soon as it is found, that this launcher was asked to stop."""
         self._stop = self._stop or stop
@@ -208,7 +213,7 @@ class Client:
                 self._ending.set_result(message)
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
-            elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.nodes:
+            elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.launchers:
                 self.peers.append(message)
             elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:
                 self.heard.append(message)

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import math
 import socket
-from bisect import bisect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
@@ -54,8 +52,11 @@ class Coordinator:
             process=self._terms.process,
             allow_uneven=self._terms.allow_uneven,
             doubtful=self._terms.doubtful,
+            spares=self._terms.spares,
         )
         self._state = State(self._roster)
+        # Who was there before, or at first all nodes but spare ones.
+        self._state.awaited = {*server.stayed} or {*(range(self._terms.nodes) if self._terms.spares else ())}
 
     async def run(self) -> None:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
@@ -74,10 +75,11 @@ class Coordinator:
                 else:  # who did not fit has left again
                     self._state.odd_since = math.inf
             self._state.running, self._state.processes, self._state.nonce = True, start.processes, start.nonce
-            for place, node_rank in enumerate(self._roster.ranks):
-                self._state.links[node_rank].send(replace(start, group_rank=place))
+            self._state.start = start
+            for node_rank in self._roster.ranks:
+                self._state.links[node_rank].send(self._state.start_of(node_rank))
             if self._roster.own.findings:
-                seats = [self._roster.seats[rank] for rank in self._roster.ranks]
+                seats = [self._roster.seats[rank] for rank in self._state.places]
                 lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
                 await asyncio.gather(*(send_all(lines, link) for link in [*self._state.links.values()]))
             await self._finish()
@@ -135,7 +137,7 @@ class Coordinator:
         since, now = self._state.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            stayed = bool(self._server.stayed) and self._server.stayed <= self._roster.seats.keys()
+            stayed = bool(self._state.awaited) and self._state.awaited <= self._roster.seats.keys()
             settled = stayed and self._roster.enough
             return self._roster.complete or settled or now >= self._enough_since + self._terms.window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
@@ -213,14 +215,16 @@ class Coordinator:
         one where the network may still open itself.
         """
         server, loop = self._server, asyncio.get_running_loop()
-        changes, ranks = server.changes, self._roster.ranks
+        changes, ranks = server.changes, self._roster.members
+        self._state.places = {rank: place for place, rank in enumerate(ranks)}
+        self._next = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
 
         def changed() -> bool:
             return server.changes != changes or bool(self._state.stopping)
 
         await self._visit(ranks, changed)
         if not changed():
-            suspects = {rank for first in self._troubled(ranks) for rank in (first, _after(first, ranks))}
+            suspects = {rank for first in self._troubled(ranks) for rank in (first, self._next[first])}
             await asyncio.gather(*(server.unseat_silent(rank) for rank in suspects))
         if changed():
             return None
@@ -231,10 +235,10 @@ class Coordinator:
         if (
             loop.time() >= self._open_by
         ):  # the second time: who was only frozen or cut off for a while has answered by then
-            raise self._cut_off(troubled, ranks)
+            raise self._cut_off(troubled)
         self._open_by = min(self._open_by, loop.time() + opening)
         again = f"Networks may need a while; trying for {opening:.0f} s." if opening else "Trying once more."
-        server.broadcast(wire.Waiting(f"{self._trouble(troubled[0], ranks)} {again}"))
+        server.broadcast(wire.Waiting(f"{self._trouble(troubled[0])} {again}"))
         await server.until(changed, loop.time() + AGAIN_SECONDS)
         return None
 
@@ -245,7 +249,7 @@ class Coordinator:
         self._state.probed = {}
         with self._shared_file() as name:
             for rank in ranks:
-                there = self._roster.seats[_after(rank, ranks)]
+                there = self._roster.seats[self._next[rank]]
                 self._state.links[rank].send(
                     wire.Probe(
                         server.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name
@@ -257,17 +261,17 @@ class Coordinator:
     def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
         return [rank for rank in ranks if self._answer(rank).trouble]
 
-    def _cut_off(self, troubled: list[int], ranks: tuple[int, ...]) -> LaunchError:
+    def _cut_off(self, troubled: list[int]) -> LaunchError:
         """Which of the nodes cannot reach their neighbour, and what may be done about it."""
-        lines = [self._trouble(rank, ranks) for rank in troubled[:TROUBLES]]
+        lines = [self._trouble(rank) for rank in troubled[:TROUBLES]]
         more = [f"… and {len(troubled) - TROUBLES} more"] if len(troubled) > TROUBLES else []
         return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
         return self._state.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
 
-    def _trouble(self, node_rank: int, ranks: tuple[int, ...]) -> str:
-        here, there = (self._roster.seats[rank] for rank in (node_rank, _after(node_rank, ranks)))
+    def _trouble(self, node_rank: int) -> str:
+        here, there = (self._roster.seats[rank] for rank in (node_rank, self._next[node_rank]))
         address = there.address or "MASTER_ADDR"
         return (
             f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
@@ -275,16 +279,17 @@ class Coordinator:
         )
 
     def _start(self, notes: tuple[str, ...]) -> wire.Start:
-        seats, newest = self._roster.seats, (self._roster.newest or self._roster.seats[0]).card
+        everybody, newest = self._roster.seats, (self._roster.newest or self._roster.seats[0]).card
+        seats = {rank: everybody[rank] for rank in self._state.places}
         seeing = [rank for rank in seats if self._answer(rank).sees]
         if 1 < len(seeing) < len(seats):
             notes += (
                 f"warning: only nodes {rank_ranges(seeing)} share a run directory; each keeps its own snapshots.",
             )
         return wire.Start(
-            attempt=max(seat.card.attempt for seat in seats.values()) + 1,
+            attempt=max(seat.card.attempt for seat in everybody.values()) + 1,
             run=self._roster.run,
-            nodes=len(self._roster.ranks),
+            nodes=len(seats),
             group_rank=0,
             processes=min(seat.card.processes for seat in seats.values()),
             port=self._terms.network.free_port(self._terms.port + 1),
@@ -295,9 +300,20 @@ class Coordinator:
             reached=newest.reached,
             ledger=newest.ledger,
             snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
-            notes=tuple(one_line(note)[:200] for note in notes),
+            notes=tuple(one_line(note)[:200] for note in (*notes, *self._place_notes())),
             nonce=self._roster.nonce or self._terms.random.randbytes(8).hex(),
         )
+
+    def _place_notes(self) -> Iterator[str]:
+        """Which nodes take the places of others, and which wait as spare ones."""
+        if not self._terms.spares:
+            return
+        seats, newest = self._roster.seats, self._roster.newest
+        for rank, place in self._state.places.items():
+            if newest and seats[rank].card.place != place:
+                yield f"node {rank} ({seats[rank].card.host}) takes place {place} of {self._terms.nodes} in the job"
+        waiting = ", ".join(f"{rank} ({seats[rank].card.host})" for rank in seats if rank not in self._state.places)
+        yield f"spare nodes: {waiting}" if waiting else "no spare node is here at the moment; one may join at any time"
 
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:
@@ -317,24 +333,21 @@ class Coordinator:
         server = self._server
         await server.until(lambda: self._all_told() or self._state.failed, math.inf)
         await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
-        for rank, seat in self._roster.seats.items():
+        for rank, seat in ((rank, self._roster.seats[rank]) for rank in self._state.places):
             if rank not in self._state.outcomes:
                 now, silence = self._terms.clock.time(), Cause(text="its launcher did not report in time how it ended")
                 self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, now, cause=silence)
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
-        server.stayed = frozenset(self._roster.ranks) - {*ending.leaving} if ending.leaving else frozenset()
+        gone = {*ending.leaving} | (self._state.lost if self._terms.spares else set())
+        stay = self._state.places.keys() - gone
+        server.stayed = frozenset(stay) if ending.leaving or self._terms.spares else frozenset()
         self._state.roster, self._state.running = None, False
         server.broadcast(ending)
 
     def _all_told(self) -> bool:
-        return len(self._state.outcomes) == len(self._roster.seats)
-
-
-def _after(node_rank: int, ranks: tuple[int, ...]) -> int:
-    """The next node in the ring of those that are here."""
-    return ranks[bisect(ranks, node_rank) % len(ranks)]
+        return len(self._state.outcomes) == len(self._state.places)
 
 
 def _step(card: Card) -> int | None:

@@ -54,7 +54,7 @@ class Card:
     last `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or
     its run directory has seen. `goes_on`: it is to resume the newest run (--resume auto). `nonce` tells a job that it takes part
     in already from every other. `run_dir` is the value of --run-dir. `findings` are those of a check, `ledger` is what was booked
-    so far.
+    so far. `place` is the one in the newest attempt of this job that the launcher knows of (-1: none, as on a spare node).
     """
 
     node_rank: int
@@ -86,6 +86,7 @@ class Card:
     nonce: str = ""
     run_dir: str = ""
     findings: tuple[Finding, ...] = ()
+    place: int = -1
 
     def __post_init__(self) -> None:
         """Keep what travels, and what node 0 holds for thousands of nodes, bounded and as it arrives elsewhere.
@@ -224,9 +225,9 @@ class Here:
 class Start:
     """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
-    `group_rank` is the receiver's place among the `nodes` that take part. `tries` attempts of this job were made before, of which
-    the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the newest step that one of
-    those who made them has. `nonce` tells this job from every other that may answer at the same address.
+    `group_rank` is the receiver's place among the `nodes` that take part, -1 on a spare node. `tries` attempts of this job were
+    made before, of which the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the
+    newest step that one of those who made them has. `nonce` tells this job from every other that may answer at the same address.
     """
 
     attempt: int

@@ -46,7 +46,7 @@ class Rendezvous:
         self._socket = None
         if self._terms.node_rank == 0:
             self._socket = self._terms.network.listen(self._terms.port, loopback=is_loopback(self._terms.address))
-            _allow_files(self._terms.nodes + FILES)
+            _allow_files(self._terms.launchers + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         try:
             self._thread.start()
@@ -125,6 +125,26 @@ class Rendezvous:
         self._server.rule = rule
         told = self._wait(self._client.report(outcome), stopped, glance=glance) or judge((outcome,))
         return told if isinstance(told, Ending) else rule(told, ())
+
+    def watch(
+        self, rule: "Rule", stopped: Callable[[], bool], glance: Callable[[], None] = lambda: None
+    ) -> "Ending | None":
+        """As a spare node, wait for the end of the attempt that the others run: the verdict, and what follows; None once
+        `stopped`. Where node 0 is lost, the `rule` says what follows.
+        """
+        from slipway.launch.verdict.restarts import Ending
+
+        told = self._wait(self._client.watch(), stopped, glance=glance)
+        return told if told is None or isinstance(told, Ending) else rule(told, ())
+
+    @property
+    def spares(self) -> "Sequence[tuple[int, str]]":
+        """On node 0, the spare nodes that are here while an attempt runs, each by its rank and host."""
+        return self._server.idle
+
+    def has_enough(self) -> bool:
+        """On node 0, whether enough launchers are here for another attempt, spare ones among them."""
+        return self._server.has_enough()
 
     def _wait(
         self,

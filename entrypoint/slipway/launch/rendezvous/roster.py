@@ -38,10 +38,22 @@ class Seat:
 class Roster:
     """The seats of one rendezvous, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
 
-    def __init__(self, *, own: Card, nodes: int, least: int, process: str, allow_uneven: bool, doubtful: bool) -> None:
-        """A roster with `nodes` empty seats, of which at least so many must be taken; `doubtful` as in Terms."""
+    def __init__(
+        self,
+        *,
+        own: Card,
+        nodes: int,
+        least: int,
+        process: str,
+        allow_uneven: bool,
+        doubtful: bool,
+        spares: int = 0,
+    ) -> None:
+        """A roster with empty seats for `nodes` and `spares`, of which `least` must be taken; `doubtful` as in Terms."""
         self.own = own
         self.nodes = nodes
+        self.spares = spares
+        self.launchers = nodes + spares
         self.least = least
         self.seats: dict[int, Seat] = {}
         # Counted as launchers come and go, since each of thousands asks for both: seats taken among the expected ones, and the
@@ -61,13 +73,14 @@ class Roster:
                 f"this is job {card.job}, but the launcher at this address belongs to job {own.job}. "
                 "Give each job a MASTER_PORT of its own."
             )
-        if 0 <= card.node_rank < self.nodes:
+        if 0 <= card.node_rank < self.launchers:
             return None
         # A node that counts the nodes differently is part of the job: the table will show it.
-        strays = sum(rank >= self.nodes for rank in self.seats)
-        if card.nodes != own.nodes and self.nodes <= card.node_rank < RANKS and strays < STRAYS:
+        strays = sum(rank >= self.launchers for rank in self.seats)
+        if card.nodes != own.nodes and self.launchers <= card.node_rank < RANKS and strays < STRAYS:
             return None
-        return f"RANK={card.node_rank}, but WORLD_SIZE={self.nodes} allows 0 to {self.nodes - 1}. RANK counts nodes."
+        size = f"{self.nodes}+{self.spares}" if self.spares else f"{self.nodes}"
+        return f"RANK={card.node_rank}, but WORLD_SIZE={size} allows 0 to {self.launchers - 1}. RANK counts nodes."
 
     def rival(self, hello: Hello) -> Seat | None:
         """Another launcher's seat for the same node rank; a launcher's own older connection is no rival."""
@@ -78,13 +91,13 @@ class Roster:
         """Give a launcher its seat."""
         self.vacate(seat.card.node_rank)
         self.seats[seat.card.node_rank] = seat
-        self._here += seat.card.node_rank < self.nodes
+        self._here += seat.card.node_rank < self.launchers
         self.newest = max((one for one in (self.newest, seat) if one and one.card.tries), key=_seniority, default=None)
 
     def vacate(self, node_rank: int) -> None:
         """Forget who had this seat."""
         if gone := self.seats.pop(node_rank, None):
-            self._here -= node_rank < self.nodes
+            self._here -= node_rank < self.launchers
             if gone is self.newest:
                 left = [seat for seat in self.seats.values() if seat.card.tries]
                 self.newest = max(left, key=_seniority, default=None)
@@ -92,17 +105,34 @@ class Roster:
     @property
     def missing(self) -> tuple[int, ...]:
         """The node ranks that no launcher has claimed."""
-        return tuple(rank for rank in range(self.nodes) if rank not in self.seats)
+        return tuple(rank for rank in range(self.launchers) if rank not in self.seats)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The node ranks that are here, in order, of those that node 0 expects."""
-        return tuple(sorted(rank for rank in self.seats if rank < self.nodes))
+        return tuple(sorted(rank for rank in self.seats if rank < self.launchers))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The node ranks that run the next attempt, in the order of their places; whoever else is here is a spare node.
+
+        Without spare nodes all run, by their ranks. Else node 0 does, those that ran in the attempt before keep their places,
+        and the others that are here take the places that are left, the lower ranks first.
+        """
+        if not self.spares:
+            return self.ranks
+        tries = self.newest.card.tries if self.newest else 0
+        held = {rank: seat.card.place for rank, seat in self.seats.items() if tries and seat.card.tries == tries}
+        order = sorted(self.ranks, key=lambda rank: (rank != 0, held.get(rank, -1) < 0, rank))[: self.nodes]
+        places = {place: rank for rank in reversed(order) if 0 < (place := held.get(rank, -1)) < self.nodes and rank}
+        left = [rank for rank in order if rank not in places.values()]
+        places |= zip((place for place in range(self.nodes) if place not in places), left, strict=False)
+        return tuple(places[place] for place in sorted(places))
 
     @property
     def complete(self) -> bool:
         """Whether everyone that node 0 expects is here."""
-        return self._here == self.nodes
+        return self._here == self.launchers
 
     @property
     def enough(self) -> bool:
@@ -142,6 +172,19 @@ class Roster:
         """Whether a launcher agrees with node 0 in all that must agree."""
         return fits(seat.card, self.own, self._allow_uneven)
 
+    def misfit(self, seat: Seat) -> str:
+        """Why a launcher cannot wait as a spare node, with a table of what differs from the job; empty where it can."""
+        reference = self.own
+        if self.newest and self.newest.card.node_rank != seat.card.node_rank:
+            reference = self.newest.card
+        if seat.card.problem or fits(seat.card, reference, self._allow_uneven):
+            return seat.card.problem
+        cards = {reference.node_rank: reference, seat.card.node_rank: seat.card}
+        differences = [one for one in find_differences(cards, {}, self._allow_uneven) if one.must]
+        names = ", ".join(difference.name for difference in differences)
+        table = draw_table(differences, {rank: card.host for rank, card in cards.items()})
+        return "\n".join((f"this spare node differs from the others in {names}:", *table))
+
     @property
     def cards(self) -> Mapping[int, Card]:
         """The cards of those present, by node rank."""
@@ -157,6 +200,8 @@ class Roster:
         if not self.missing:
             return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
         ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {rank_ranges(self.missing)}"
+        if self.spares:
+            return f"waiting for nodes: {self._here} of {self.nodes} after {seconds:.0f} s; any of {ranks} will do"
         wanted = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"waiting for nodes: {self._here} of {wanted} after {seconds:.0f} s; missing {ranks}"
 
@@ -192,9 +237,9 @@ class Roster:
         return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."
 
 
-def _seniority(seat: Seat) -> tuple[int, int]:
-    """More attempts come first, then the lower node rank."""
-    return seat.card.tries, -seat.card.node_rank
+def _seniority(seat: Seat) -> tuple[int, bool, int]:
+    """More attempts come first, then who took part in the last one, then the lower node rank."""
+    return seat.card.tries, seat.card.place >= 0, -seat.card.node_rank
 
 
 @dataclass(frozen=True)

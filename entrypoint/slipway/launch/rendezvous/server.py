@@ -14,6 +14,7 @@ from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.roster import Roster, Seat
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
+from slipway.launch.resolve.topology import SPARE
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
@@ -36,7 +37,9 @@ class State:
     """What belongs to one attempt, and to the waiting before it; made anew for each.
 
     `roster` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
-    launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began.
+    launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those
+    `awaited` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
+    ranks and in the order of their places; `start` is what they were told.
     """
 
     roster: Roster | None = None
@@ -49,10 +52,24 @@ class State:
     failed: bool = False  # whether one of them is bad
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
+    start: wire.Start | None = None
     processes: int = 0  # of each node
     standings: dict[int, tuple[Standing, ...]] = field(default_factory=dict)  # of nodes that stand still
     # Of nodes that have not reported all their ranks yet.
     telling: dict[int, tuple[Standing, ...]] = field(default_factory=dict)
+
+    def start_of(self, node_rank: int) -> wire.Start:
+        """What a launcher is told at the start: its place, or that it is a spare node."""
+        assert self.start
+        place = self.places.get(node_rank, SPARE)
+        return replace(self.start, group_rank=place, notes=() if place == SPARE else self.start.notes)
+
+    @property
+    def lost(self) -> set[int]:
+        """The node ranks that went away without a word while the attempt ran."""
+        return {rank for rank, outcome in self.outcomes.items() if outcome.word == Word.LOST}
 
 
 class Server:
@@ -130,7 +147,7 @@ class Server:
         if not (state.running and roster and standings) or state.failed:
             return None
         found: list[Standing] = []
-        for place, node_rank in enumerate(roster.ranks):
+        for node_rank, place in dict(state.places).items():
             if node_rank in outcomes:
                 ranks = range(place * state.processes, (place + 1) * state.processes)
                 found += (Standing(rank, node_rank, "has left") for rank in ranks)
@@ -156,11 +173,17 @@ class Server:
         noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
         if self.terms.replaced or (noticed and self.terms.awaits):
             return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
+        if self.terms.spares:
+            return 0 not in leaving and (not self.state.running or self.has_enough(leaving))
         return (
             self.terms.enough < self.terms.nodes
             and (self.terms.enough <= remain or not self.state.running)
             and 0 not in leaving
         )
+
+    def has_enough(self, leaving: Collection[int] = ()) -> bool:
+        """Whether enough launchers are here for another attempt, spare ones among them, once those leave."""
+        return len(self.state.links.keys() - {*leaving}) >= self.terms.enough
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
@@ -175,7 +198,7 @@ class Server:
     async def _examine(self, link: Link) -> Seat | None:
         """Greet, hear the hello, and find out whether there is a seat for it; None where it was refused."""
         self._strangers[link] = None
-        if len(self._strangers) > self.terms.nodes + STRANGERS:
+        if len(self._strangers) > self.terms.launchers + STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]  # at once: the next stranger may come before its connection notices
             oldest.cut()
@@ -229,7 +252,11 @@ class Server:
             return None
         if rival and older:
             self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
-        if self.state.running or self.state.roster is None:
+        running, waits = self.state.running or self.state.roster is None, bool(self.terms.spares)
+        if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := roster.misfit(seat)):
+            self._refuse(link, why, hello)
+            return None
+        if running and not (waits and self.state.running and node_rank not in self.state.places):
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
             self._note(f"node {node_rank} ({hello.card.host}) is present, and joins at the next attempt")
             return None
@@ -262,12 +289,15 @@ class Server:
             older.cut()
         self.state.roster.admit(seat)
         self.state.links[node_rank] = link
-        self.changes += 1
+        self.changes += not self._is_idle(node_rank)
         if not self.state.roster.fits(seat):
             self.state.odd_since = min(self.state.odd_since, loop.time())
         link.send(
             wire.Welcome(max(0.0, self.state.deadline - loop.time()), self.state.roster.own.host, self.terms.heartbeat)
         )
+        if self.state.running:
+            link.send(self.state.start_of(node_rank))
+            self.terms.say(f"node {node_rank} ({seat.card.host}) waits as a spare node")
         self.wake()
         ended, silence = "its connection closed", 0.0
         try:
@@ -287,7 +317,7 @@ class Server:
         node_rank = seat.card.node_rank
         if isinstance(message, wire.Probed) and message.round == self.round:
             self.state.probed[node_rank] = message
-        elif isinstance(message, wire.Report) and self.state.running:
+        elif isinstance(message, wire.Report) and self.state.running and node_rank in self.state.places:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
         elif isinstance(message, wire.Stands):
@@ -298,7 +328,7 @@ class Server:
                 self.state.standings[node_rank] = known
         elif isinstance(message, wire.Moves):
             self.state.standings.pop(node_rank, None)
-        elif isinstance(message, wire.Stopping):
+        elif isinstance(message, wire.Stopping) and not (self.state.running and self._is_idle(node_rank)):
             self._hear_stop(replace(message, node_rank=node_rank, host=seat.card.host), seat)
 
     def _hear_stop(self, stop: wire.Stopping, seat: Seat) -> None:
@@ -320,16 +350,30 @@ class Server:
         """
         node_rank = seat.card.node_rank
         del self.state.links[node_rank]
-        self.changes += 1
-        if self.state.running:
-            self.take(
-                Outcome(
-                    node_rank, seat.card.host, Word.LOST, self.terms.clock.time() - silence, cause=Cause(text=ended)
-                )
-            )
+        idle = self._is_idle(node_rank)
+        self.changes += not idle
+        if self.state.running and not idle:
+            now = self.terms.clock.time()
+            self.take(Outcome(node_rank, seat.card.host, Word.LOST, now - silence, cause=Cause(text=ended)))
         elif self.state.roster:
             self.state.roster.vacate(node_rank)
+            self.state.awaited.discard(node_rank)
+            if self.state.running:
+                left = len(self.state.links) - len(self.state.places.keys() & self.state.links.keys())
+                self.terms.say(
+                    f"spare node {node_rank} ({seat.card.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
+                )
         self.wake()
+
+    def _is_idle(self, node_rank: int) -> bool:
+        """Whether this node has no part in the attempt that runs or is about to, as a spare node."""
+        return bool(self.terms.spares and self.state.places) and node_rank not in self.state.places
+
+    @property
+    def idle(self) -> tuple[tuple[int, str], ...]:
+        """The spare nodes that are here while an attempt runs, each with its host. May be called from another thread."""
+        seats, places = dict(self.state.roster.seats if self.state.roster else {}), self.state.places
+        return tuple((rank, seats[rank].card.host) for rank in sorted(seats) if places and rank not in places)
 
     def _refuse(self, link: Link, reason: str, hello: wire.Hello | None = None, *, again: bool = False) -> None:
         """Answer somebody who gets no seat, and say so here once per reason."""

@@ -27,11 +27,12 @@ class Terms:
 
     `timeout` is how long launchers wait for each other; `patience` how long the verdict waits for the other nodes once one
     has failed: at least the grace for stopping workers; `heartbeat` how much silence makes a node a lost one, where this
-    is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `replaced`: somebody starts
-    another launcher for one that is told to go, so that the others need not stop for good; `awaits`: they wait for one in the
-    place of a node whose machine goes away, too. `folder` holds the runs; `say`
-    prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its lifetime. `doubtful`:
-    whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler says so.
+    is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `spares` more may wait to take
+    the place of one that is lost; `replaced`: somebody starts another launcher for one that is told to go, so that the others
+    need not stop for good; `awaits`: they wait for one in the place of a node whose machine goes away, too. `folder` holds the
+    runs; `say` prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its
+    lifetime. `doubtful`: whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler
+    says so.
     `clock`, `network` and `random` are this machine's, except in the simulation.
     """
 
@@ -50,6 +51,7 @@ class Terms:
     replaced: bool = False
     awaits: bool = False
     window: float = 0.0
+    spares: int = 0
     heartbeat: float = 30.0
     clock: Clock = CLOCK
     network: Network = Network()  # frozen
@@ -60,3 +62,8 @@ class Terms:
     def enough(self) -> int:
         """How many nodes the job needs at least."""
         return self.least or self.nodes
+
+    @property
+    def launchers(self) -> int:
+        """How many launchers there may be: those of the nodes that run, and of spare ones."""
+        return self.nodes + self.spares

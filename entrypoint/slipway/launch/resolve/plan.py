@@ -91,7 +91,7 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
     return (
         "torchrun",
         f"--nnodes={topology.nodes}",
-        f"--node-rank={topology.group_rank}",
+        f"--node-rank={'PLACE' if topology.is_spare else topology.group_rank}",  # a spare node learns it later
         f"--nproc-per-node={topology.processes_per_node}",
         f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
         f"--master-port={topology.store_port}",
@@ -167,6 +167,7 @@ def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any
         "topology": {
             "nodes": topology.nodes,
             "least_nodes": topology.least,
+            "spare_nodes": topology.spares,
             "node_rank": topology.node_rank,
             "processes_per_node": topology.processes_per_node,
             "master_addr": topology.master_addr,

@@ -52,13 +52,29 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _nodes(text: str) -> tuple[int, int]:
-    """The smallest and the largest number of nodes: torchrun's MIN:MAX, or one number for both."""
+class NodeCount(NamedTuple):
+    """How many nodes a job has: at `least` and at `most`, and how many `spares` wait beside them."""
+
+    least: int
+    most: int
+    spares: int = 0
+
+
+def _nodes(text: str) -> NodeCount:
+    """The number of nodes: one number, torchrun's MIN:MAX, or NODES+SPARES."""
+    number = _number(1, 65_536)
+    nodes, plus, spares = text.rpartition("+")
+    if plus and nodes:
+        if ":" in nodes:
+            raise ValueError("an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed")
+        if number(nodes) == 1:
+            raise ValueError("at least two nodes are needed beside spare ones")
+        return NodeCount(number(nodes), number(nodes), number(spares))
     low, colon, high = text.partition(":")
-    least, most = (_number(1, 65_536)(part) for part in (low, high if colon else low))
+    least, most = (number(part) for part in (low, high if colon else low))
     if least > most:
         raise ValueError("MIN:MAX is needed, the smaller number of nodes first")
-    return least, most
+    return NodeCount(least, most)
 
 
 def _number_or(low: int, high: int, *words: str) -> Callable[[str], int | str]:
@@ -98,12 +114,19 @@ SETTINGS = (
         "--nnodes",
         "1",
         _nodes,
-        "Number of nodes (not of processes), or MIN:MAX for a job that may shrink and grow.",
-        "N|MIN:MAX",
+        "Number of nodes (not of processes), MIN:MAX for a job that may shrink and grow, or NODES+SPARES for a job with spare "
+        "nodes.",
+        "N|MIN:MAX|N+SPARES",
         aliases=("NNODES",),
     ),
     Setting(
-        "RANK", "--node-rank", "0", _number(0, 65_535), "This node's rank, 0 to nodes-1.", "N", aliases=("NODE_RANK",)
+        "RANK",
+        "--node-rank",
+        "0",
+        _number(0, 65_535),
+        "This node's rank: 0 to nodes-1, and the following numbers on spare nodes.",
+        "N",
+        aliases=("NODE_RANK",),
     ),
     Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", parse_address, "Name or address of node 0.", "HOST"),
     Setting(
@@ -285,8 +308,17 @@ SETTINGS = (
         "--elastic-window",
         "30",
         _number(0, 86_400),
-        "With WORLD_SIZE=MIN:MAX: seconds to wait for more nodes after the smallest number is present.",
+        "With WORLD_SIZE=MIN:MAX: seconds to wait for more nodes after the smallest number is present. With spare nodes: seconds "
+        "to wait for a node that is late, if a spare one can take its place.",
         "S",
+    ),
+    Setting(
+        "SLIPWAY_SPARES",
+        "--spares",
+        "0",
+        _number(0, 65_536),
+        "Number of spare nodes, as WORLD_SIZE=NODES+SPARES gives it. If a scheduler counts the nodes, they are among those.",
+        "N",
     ),
     Setting(
         "SLIPWAY_TOKEN",

@@ -27,13 +27,14 @@ from slipway.launch.resolve.placement import (
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
-from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL
+from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL, NodeCount
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.printable import rank_ranges
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
+SPARE = -1  # as the group rank of a spare node
 
 
 class Value(NamedTuple):
@@ -67,7 +68,7 @@ class Topology:
     job when one of its nodes is lost, else empty.
 
     `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
-    node for the job's life, `group_rank` (torchrun's word) is its place among those that run.
+    node for the job's life, `group_rank` (torchrun's word) is its place among those that run, SPARE on a spare node.
     """
 
     nodes: int
@@ -94,6 +95,7 @@ class Topology:
     notes: tuple[str, ...]
     image: str | None = None  # the identity of Slipway's image, None outside
     rendezvous_id: str = ""  # of torchrun, for one attempt of one job
+    spares: int = 0  # nodes that wait beside the others, to take the place of one that is lost
 
     @property
     def level(self) -> str:
@@ -117,7 +119,9 @@ class Topology:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those of the processes on this node; with a launcher per process that of its own."""
+        """Those of the processes on this node, none on a spare one; with a launcher per process that of its own."""
+        if self.is_spare:
+            return ()
         first = self.group_rank * self.processes_per_node
         return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
 
@@ -130,6 +134,16 @@ class Topology:
     def may_have_begun(self) -> bool:
         """Whether this may not be the first launcher of the job here: what lies there under the job's name is its own run."""
         return self.replaces or bool(self.restarts)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this node waits, to take the place of one that is lost."""
+        return self.group_rank == SPARE
+
+    @property
+    def size(self) -> str:
+        """The number of nodes as one types it: `2`, `2:4` or `2+1`."""
+        return f"{self.least}:{self.nodes}" if self.elastic else f"{self.nodes}{f'+{self.spares}' * (self.spares > 0)}"
 
     @property
     def elastic(self) -> bool:
@@ -156,7 +170,8 @@ class Topology:
         one, many = (what, f"{what}s") if self.device == "cuda" else ("CPU process", "CPU processes")
         if self.gpus and self.processes_per_node > len(self.gpus) and not self.process:
             one, many = "process", f"processes sharing {_count(len(self.gpus), what, f'{what}s')}"
-        return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}"
+        beside = f", and {_count(self.spares, 'spare node', 'spare nodes')} beside them" if self.spares else ""
+        return f"{nodes} × {_count(self.processes_per_node, one, many)} = {world} {inside}{beside}"
 
 
 def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology:
@@ -171,7 +186,8 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         _refuse_contradictions(sources, readings, values)
     if not process and values["WORLD_SIZE"].is_default and values["RANK"].is_default:
         _refuse_unknown(readings, sources.environ)
-    least, nodes, node_rank = _read_place(values)
+    size, node_rank = _read_place(sources, readings, values, process)
+    least, nodes, spares = size
     alone = nodes == 1 and not process
     ignored = _ignore_meeting_place(values) if alone else []
     port = _number("MASTER_PORT", values)
@@ -202,7 +218,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         nodes=nodes,
         least=least,
         node_rank=node_rank,
-        group_rank=node_rank,
+        group_rank=node_rank if node_rank < nodes else SPARE,
         processes_per_node=processes,
         master_addr=str(parse_claim(BY_NAME["MASTER_ADDR"], values["MASTER_ADDR"].claim)),
         master_port=port,
@@ -223,10 +239,12 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         mended=host.mended,
         notes=(
             *ignored,
+            *_spare_notes(size, node_rank),
             *_notes(sources, values, nodes, device, devices, process, host.shell),
             *_place_notes(devices, device, processes, process),
         ),
         image=host.image,
+        spares=spares,
     )
 
 
@@ -271,25 +289,64 @@ def _place_process(process: Process, values: dict[str, Value]) -> None:
             values[name] = Value(str(number), "one launcher per process")
 
 
-def _read_place(values: Mapping[str, Value]) -> tuple[int, int, int]:
-    """Return the least and most nodes, and the node rank. Raises LaunchError where the rank does not fit."""
+def _read_place(
+    sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value], process: Process | None
+) -> tuple[NodeCount, int]:
+    """Return the number of nodes, and the node rank. Raises LaunchError where the rank does not fit."""
     rank, size = values["RANK"], values["WORLD_SIZE"]
-    least_and_most = parse_claim(BY_NAME["WORLD_SIZE"], size.claim)
-    assert isinstance(least_and_most, tuple)  # as its parser says
-    least, nodes = least_and_most
+    nodes = _read_size(sources, readings, size.claim, process)
     node_rank = _number("RANK", values)
     if size.is_default and node_rank:
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
             "RANK counts nodes here; add WORLD_SIZE=N (or NNODES=N, or --nnodes N), or --standalone for a single node."
         )
-    if node_rank >= nodes:
-        allowed = "only 0" if nodes == 1 else "0 or 1" if nodes == 2 else f"0 to {nodes - 1}"
+    launchers = nodes.most + nodes.spares
+    if node_rank >= launchers:
+        allowed = "only 0" if launchers == 1 else "0 or 1" if launchers == 2 else f"0 to {launchers - 1}"
+        among = f" with {_count(nodes.spares, 'spare node', 'spare nodes')} among them" if nodes.spares else ""
         raise LaunchError(
-            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}. "
+            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}{among}. "
             "RANK counts nodes here; for a single node add --standalone."
         )
-    return least, nodes, node_rank
+    return nodes, node_rank
+
+
+def _read_size(sources: Sources, readings: tuple[Reading, ...], claim: Claim, process: Process | None) -> NodeCount:
+    """Return the number of nodes and of spare nodes. Raises LaunchError where there cannot be spare nodes, or not as many.
+
+    A scheduler counts all nodes that it starts, spare ones among them; people count those of the job.
+    """
+    size = parse_claim(BY_NAME["WORLD_SIZE"], claim)
+    assert isinstance(size, NodeCount)  # as its parser says
+    typed = sources.claims(BY_NAME["SLIPWAY_SPARES"])[0]
+    spares = int(str(parse_claim(BY_NAME["SLIPWAY_SPARES"], typed)))
+    about, counted = typed.about("SLIPWAY_SPARES"), claim.about("WORLD_SIZE")
+    if size.spares and not typed.is_default and spares != size.spares:
+        raise LaunchError(f"{about}, but {counted}. Leave one of them out, or make them equal.")
+    if not (size.spares or spares):
+        return size
+    about = about if spares else counted
+    if process:
+        raise LaunchError(
+            f"{about}, but here is one launcher per process (from {process.source}), and these wait for nobody. Start one "
+            "launcher per node, or leave the spare nodes out."
+        )
+    if size.spares:
+        return size
+    if size.least < size.most:
+        raise LaunchError(
+            f"{about}, but {counted} is an elastic job, which continues without a node that is lost. Leave one of them out."
+        )
+    among = any(claim == reading.get("WORLD_SIZE") for reading in readings)
+    nodes = size.most - spares if among else size.most
+    if nodes < 2:
+        left = f" counts {size.most}, spare nodes among them, which leaves {max(nodes, 0)}" if among else ""
+        raise LaunchError(
+            f"{about}, but {counted}{left}: a job with spare nodes has at least two nodes beside them. Start more nodes, or "
+            "leave the spare nodes out."
+        )
+    return NodeCount(nodes, nodes, spares)
 
 
 def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:
@@ -382,6 +439,17 @@ def _notes(
         advice = "" if chosen else f"; {advise('gpus', runtime)}"
         notes.append(f"no GPU visible ({devices.reason}), training on CPU{advice}")
     return notes
+
+
+def _spare_notes(size: NodeCount, node_rank: int) -> Iterator[str]:
+    """What a job with spare nodes can do, as node 0 prints it for all, and what a spare node does."""
+    if size.spares and not node_rank:
+        yield (
+            f"{_count(size.spares, 'spare node', 'spare nodes')} can take the place of any node but node 0, which all others "
+            "find by MASTER_ADDR"
+        )
+    if node_rank >= size.most:
+        yield f"node {node_rank} is a spare node: it waits, and takes the place of a node that is lost"
 
 
 def _place_notes(devices: Devices, device: str, processes: int, process: Process | None) -> Iterator[str]:

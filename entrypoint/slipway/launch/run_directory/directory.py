@@ -25,6 +25,8 @@ from slipway.launch.run_directory.records import (
     RanksRecord,
     RankStatus,
     RunRecord,
+    SpareNode,
+    SparesRecord,
     StopRecord,
     StoreRecord,
     TraceAnswer,
@@ -52,6 +54,7 @@ from slipway.protocol.files import (
     RANKS_FILE,
     RUN_FILE,
     SNAPSHOTS,
+    SPARES_FILE,
     STACKS_FILE,
     STEPS,
     STOP_FILE,
@@ -132,6 +135,13 @@ class NodeDirectory(NamedTuple):
         """Which attempt the launcher waits for; None where it does not wait."""
         content = read_json(self.path / WAITING_FILE)
         return decode_known(WaitingRecord, content) if content else None
+
+    @property
+    def spares(self) -> tuple[SpareNode, ...] | None:
+        """The spare nodes that wait while an attempt runs, as node 0 wrote them down; None of a job without any."""
+        content = read_json(self.path / SPARES_FILE)
+        record = decode_known(SparesRecord, content) if content else None
+        return record.spares if record else None
 
     @property
     def hang(self) -> str:

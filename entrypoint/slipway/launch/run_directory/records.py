@@ -74,6 +74,19 @@ class WaitingRecord(NamedTuple):
     since: float | None = None
 
 
+class SpareNode(NamedTuple):
+    """A spare node of a job: its rank and host."""
+
+    node: int = 0
+    host: str = ""
+
+
+class SparesRecord(NamedTuple):
+    """`spares.json` of node 0: the spare nodes that wait while an attempt runs."""
+
+    spares: tuple[SpareNode, ...] = ()
+
+
 class HangRecord(NamedTuple):
     """`hang.json`: a hang that lasts, in words."""
 

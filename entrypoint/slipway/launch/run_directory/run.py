@@ -28,6 +28,7 @@ from slipway.protocol.files import (
     RANKS_FILE,
     RUN_FILE,
     SNAPSHOTS,
+    SPARES_FILE,
     STACKS_WANTED,
     STEP,
     STOP_FILE,
@@ -323,7 +324,7 @@ def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
         mine += unfinished(node)
         if plan.topology.rank == 0 or not run.shared:
             mine += [*unfinished(run.path, RUN_FILE), *unfinished(run.path, OUTCOME_FILE)]
-    shared = [STOP_FILE, HONOURS_STOP, WAITING_FILE, TRACEABLE, TRACE_WANTED, *OF_LAUNCHER]
+    shared = [STOP_FILE, HONOURS_STOP, WAITING_FILE, SPARES_FILE, TRACEABLE, TRACE_WANTED, *OF_LAUNCHER]
     shared = [] if process and process.local_rank else shared
     return [*mine, *(node / name for name in shared)]
 

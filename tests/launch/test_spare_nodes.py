@@ -1,0 +1,38 @@
+"""A job with a spare node: a whole node is lost, and the spare one takes its place."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from cold_and_warm import weights
+from launchers import Launcher
+from stand_in_rules import Rule, Rules
+from test_memory import IN_MEMORY, JOB, steps_of, wait_for_memory
+from waiting import PATIENCE
+
+Node = Callable[..., Launcher]
+
+
+def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is_the_same(
+    node: Node, start: Callable[..., Launcher], rules: Rules, tmp_path: Path
+) -> None:
+    words = ("run", *JOB, "--steps", "60", "--memory-every", "1", "--runs")
+    held = Rule("hold", step=31, rank=1)
+    told = {**rules.variables(held, torch=True), "OMP_NUM_THREADS": "1"}
+    jobs = [node(rank, "2+1", *words, f"disk-{rank}", **told) for rank in (0, 1, 2)]
+    rules.wait_for(held, jobs[1])
+    wait_for_memory(jobs[0], 30)
+    jobs[0].wait_for("node 2 (")
+    [file] = tmp_path.glob("disk-0/*/node-0/spares.json")
+    assert [spare["node"] for spare in json.loads(file.read_text())["spares"]] == [2]
+    jobs[1].signal(signal.SIGKILL)
+    rules.let_go(held)
+    assert [jobs[rank].end(2 * PATIENCE) for rank in (0, 2)] == [0, 0], jobs[0].text + jobs[2].text
+    assert "takes place 1 of 2 in the job" in jobs[0].text
+    assert IN_MEMORY.findall(jobs[0].text) == ["30"], "node 0 has it in memory, and sends it"
+    assert sorted(rules.started) == ["1-0", "1-1"], "the workers of the second attempt were forked from warm processes"
+    assert steps_of(tmp_path / "disk-0") == list(range(1, 61))
+    alone = start(*words, "alone", NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
+    assert alone.end(2 * PATIENCE) == 0, alone.text
+    assert weights(tmp_path / "disk-0") == weights(tmp_path / "disk-2") == weights(tmp_path / "alone")
