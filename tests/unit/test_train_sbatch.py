@@ -1,5 +1,6 @@
 """What slurm/train.sbatch makes of each exit code, with programs in the place of Slurm's that only write down how they were called."""
 
+import os
 import subprocess
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1
@@ -211,6 +212,33 @@ def test_the_words_of_the_command_line_are_those_of_the_launcher(cluster: Path) 
     called = calls(cluster, "srun")
     assert called.startswith("--export=ALL --kill-on-bad-exit=0 --wait=0 --cpu-bind=none /bin/sh -c ")
     assert called.endswith(f"/nodes {cluster}/bin/slipway run gpt --data a b")
+
+
+@pytest.mark.parametrize(
+    ("spares", "written", "code", "returned"),
+    [
+        ("1", "now", 0, 0),
+        ("1", "now", PEER, KILLED),
+        ("1", "before", 0, KILLED),  # by an earlier job, in the same run directory
+        ("1", "never", 0, KILLED),
+        ("0", "now", 0, KILLED),
+        ("", "now", 0, KILLED),
+    ],
+)
+def test_a_job_that_finished_on_a_spare_node_is_not_requeued_for_the_node_that_it_lost(
+    cluster: Path, spares: str, written: str, code: int, returned: int
+) -> None:
+    outcome = cluster / "runs/gpt-7/outcome.json"
+    outcome.parent.mkdir(parents=True)
+    write = f"""printf '{{\n "code": {code},\n "word": "finished"\n}}\n' > {outcome}; touch --date=+1second {outcome}"""
+    if written == "before":
+        outcome.write_text(f'{{\n "code": {code}\n}}\n')
+        os.utime(outcome, (1e9, 1e9))
+    done = submitted(cluster, code=KILLED, SLIPWAY_SPARES=spares, TRAINS=write if written == "now" else "")
+    assert done.returncode == returned, done.stderr
+    assert ("--no-kill" in calls(cluster, "srun")) == (spares == "1")
+    assert (calls(cluster, "scontrol") == "") == (returned == 0)
+    assert ("finished, without a node that ended with 137" in done.stderr) == (returned == 0)
 
 
 def test_the_container_has_explicit_flags(cluster: Path) -> None:

@@ -46,6 +46,8 @@ def make_sbatch(template: str, asked: BatchRequest) -> str:
     for header, value in {"time": asked.time, "nodes": asked.launchers, "signal": f"USR1@{notice}"}.items():
         if value:
             _replace(lines, header, _line(header, value))
+    if asked.spares:  # else Slurm ends the job with the first node that fails
+        _replace(lines, "requeue", "#SBATCH --requeue", "#SBATCH --no-kill")
     if asked.gpus:
         counts = {"gpus-per-node": asked.gpus, "cpus-per-gpu": asked.cpus_per_gpu, "mem-per-gpu": asked.mem_per_gpu}
         _replace(lines, "exclusive", SHARING, *(_line(header, count) for header, count in counts.items()))
