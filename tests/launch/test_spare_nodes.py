@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from cold_and_warm import weights
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from test_memory import IN_MEMORY, JOB, steps_of, wait_for_memory
@@ -35,4 +34,9 @@ def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is
     assert steps_of(tmp_path / "disk-0") == list(range(1, 61))
     alone = start(*words, "alone", NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
     assert alone.end(2 * PATIENCE) == 0, alone.text
+
+    def weights(runs: Path) -> dict[str, bytes]:
+        [last] = runs.glob("*/snapshots/step-00000060")
+        return {file.name: file.read_bytes() for file in last.glob("*.safetensors")}
+
     assert weights(tmp_path / "disk-0") == weights(tmp_path / "disk-2") == weights(tmp_path / "alone")

@@ -282,6 +282,11 @@ class Rules:
         """A launcher ended."""
         self._world.log(launcher.process.name, f"exit code {launcher.code}")
 
+    def newest(self, launcher: Launcher) -> int:
+        """The number of the newest attempt that a launcher knows of, 0 before the first."""
+        attempt = self._known[launcher].attempt
+        return attempt.number if attempt else 0
+
     def finish(self, order: Order, current: Mapping[int, Launcher], word: str, attempts: int) -> None:
         """All launchers ended: the job came to one end, and each that heard of it has the exit code that belongs to it.
 

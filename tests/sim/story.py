@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rules import SLACK
-from virtual_launcher import Launcher, Order
+from virtual_launcher import WINDOW, Launcher, Order
 from world import World
 
 from slipway.launch.attempt.stops import LEAVE, Stop
@@ -486,6 +486,25 @@ async def idle_spares(world: World) -> list[Job]:
     return [job]
 
 
+async def replaced(world: World) -> list[Job]:
+    """A node is lost for good while a spare node waits: the next attempt begins before anybody would wait for the lost one."""
+    dice, job = world.dice, Job(world, dataclasses.replace(draw_spared(world.dice), spares=1))
+    await job.start_all()
+    while not all(one.team and one.team.moved for rank, one in job.current.items() if rank < job.order.nodes):
+        await asyncio.sleep(0.5)
+    rank = dice.randrange(1, job.order.nodes)
+    while world.rules.newest(job.current[job.order.nodes]) == 0:
+        await asyncio.sleep(0.1)
+    launcher = job.current.pop(rank)
+    world.rules.harmed(launcher, "killed for good", until=0.1)
+    launcher.process.kill()
+    await asyncio.sleep(WINDOW - 1)
+    left = job.current[0]
+    if world.rules.newest(left) == 1 and not left.done:
+        world.rules.fail(f"a spare node waited, and {left.process.name} still waits for {launcher.process.name}")
+    return [job]
+
+
 async def leave(launcher: Launcher, dice: random.Random) -> None:
     """A launcher is told to go, is killed, or is frozen and then killed."""
     if launcher.done:
@@ -530,7 +549,7 @@ STORIES = (
     *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go,
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
-WITH_SPARES = (*(spared,) * 4, idle_spares, *(handed_over,) * 3)
+WITH_SPARES = (*(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced)
 
 
 async def tell(world: World, *stories: Story) -> list[Job]:

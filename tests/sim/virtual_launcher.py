@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 LOOK = 0.5  # seconds between two looks at the work
 GLANCE = 1.0  # seconds between two looks of a launcher that waits for the others
 STILL = 20.0  # seconds without a step after which a node says where its ranks stand
+WINDOW = 10  # seconds that nodes wait for one that is late, where enough are here
 EPOCH = 1_700_000_000.0  # unix seconds at which a simulation begins
 
 
@@ -93,7 +94,7 @@ class Order:
             "SLIPWAY_MAX_RESTARTS": str(self.restarts),
             "SLIPWAY_RENDEZVOUS_TIMEOUT": "600",
             "SLIPWAY_HEARTBEAT_TIMEOUT": "12",
-            "SLIPWAY_ELASTIC_WINDOW": "10",
+            "SLIPWAY_ELASTIC_WINDOW": str(WINDOW),
             "SLIPWAY_GRACE_SECONDS": "20",
             "SLIPWAY_ON_HANG": "end",
             **({"JOB_COMPLETION_INDEX": str(rank)} if self.replaces else {}),

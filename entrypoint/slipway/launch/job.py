@@ -48,6 +48,8 @@ def run_job(job: Job) -> int:
     say(job.plan.topology.arithmetic)
     for note in job.plan.topology.notes:
         say(note)
+    if job.plan.topology.spares and not job.restarts:
+        say("warning: this job does not restart, so no spare node will take a place: add --max-restarts N")
     with Stops() as stops, ExitStack() as stack:
         stack.enter_context(watch_notices(job, stops))
         store = stack.enter_context(Stores(job, stops, say))
