@@ -1,6 +1,5 @@
 """A job with a spare node: a whole node is lost, and the spare one takes its place."""
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,10 @@ from pathlib import Path
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from test_memory import IN_MEMORY, JOB, steps_of, wait_for_memory
-from waiting import PATIENCE
+from test_warm import parked
+from waiting import PATIENCE, wait_until
+
+from slipway.launch.run_directory.directory import RunDirectory
 
 Node = Callable[..., Launcher]
 
@@ -22,9 +24,11 @@ def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is
     jobs = [node(rank, "2+1", *words, f"disk-{rank}", **told) for rank in (0, 1, 2)]
     rules.wait_for(held, jobs[1])
     wait_for_memory(jobs[0], 30)
-    jobs[0].wait_for("node 2 (")
-    [file] = tmp_path.glob("disk-0/*/node-0/spares.json")
-    assert [spare["node"] for spare in json.loads(file.read_text())["spares"]] == [2]
+    [run] = tmp_path.glob("disk-0/*")
+    wait_until(
+        lambda: [spare.node for spare in RunDirectory(run).node(0).spares or ()] == [2], "the spare node's record"
+    )
+    assert parked(jobs[2])
     jobs[1].signal(signal.SIGKILL)
     rules.let_go(held)
     assert [jobs[rank].end(2 * PATIENCE) for rank in (0, 2)] == [0, 0], jobs[0].text + jobs[2].text
