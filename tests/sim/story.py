@@ -478,7 +478,7 @@ async def idle_spares(world: World) -> list[Job]:
     for _ in range(dice.randrange(1, 6)):
         rank = dice.randrange(job.order.nodes, job.order.nodes + job.order.spares)
         if rank in job.current and dice.random() < 0.7:
-            await leave(job.current.pop(rank), dice)
+            await lose(job.current.pop(rank), dice)
         elif rank not in job.current:
             job.start(rank)
         await asyncio.sleep(dice.uniform(0, 8))
@@ -505,7 +505,7 @@ async def replaced(world: World) -> list[Job]:
     return [job]
 
 
-async def leave(launcher: Launcher, dice: random.Random) -> None:
+async def lose(launcher: Launcher, dice: random.Random) -> None:
     """A launcher is told to go, is killed, or is frozen and then killed."""
     if launcher.done:
         return
@@ -529,8 +529,11 @@ async def handed_over(world: World) -> list[Job]:
     for _ in range(dice.randint(1, job.order.spares)):
         ranks = [rank for rank, one in job.current.items() if rank and not one.done]
         launcher = job.current.pop(dice.choice(ranks))
-        if dice.random() < 0.3:
+        how = dice.choice(("told", "noticed", "killed", "killed"))
+        if how == "told":
             ask_to_stop(launcher)
+        elif how == "noticed":
+            await leave(launcher, dice.uniform(30, 120))
         else:
             world.rules.harmed(launcher, "killed for good", until=0.1)
             launcher.process.kill()
