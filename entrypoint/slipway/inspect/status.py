@@ -17,8 +17,8 @@ from slipway.launch.run_directory.records import (
     OutcomeRecord,
     RankStatus,
     RunRecord,
-    StoreRecord,
     SpareNode,
+    StoreRecord,
     WaitingRecord,
 )
 from slipway.launch.run_directory.run_lock import TOUCH, is_alive
