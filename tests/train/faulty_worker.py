@@ -9,6 +9,8 @@ forget_random   true: the random generators' states are not restored
 infinite        [rank, [steps], times]: these steps' loss is infinite, in that many passes over them
 flip            [rank, step, number, times]: before that step one bit of weights or optimizer changes, by a number of any size,
                 in that many passes over it
+wrong           [rank, step, times]: from the replay after that step on, that many of its computations have a wrong gradient
+known           rank: known answers are wrong there
 slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
 simulated       seconds: each part of a step takes so long, and what is `slower` longer, by a simulated clock
 untimed         true: nobody looks how long a rank works by itself
@@ -42,7 +44,7 @@ from slipway.train.loop import fit as loop
 from slipway.train.loop import saving, step, training
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.training import Training
-from slipway.train.observe import stragglers
+from slipway.train.observe import replay, stragglers
 from slipway.train.observe.own_time import OwnTime
 from slipway.train.observe.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
@@ -90,6 +92,20 @@ def break_steps(faults: Mapping[str, Any], own: int, hold: Callable[[str], None]
         wrong = rank == own and seen and seen[-1] in steps and seen.count(seen[-1]) <= times
         return poison(loss + torch.inf if wrong else loss)  # its gradient stays finite
 
+    spoilt = count()
+    compute_alone = training.compute_alone
+
+    def compute_wrongly(*args: Any) -> Any:
+        loss, (first, *others) = compute_alone(*args)
+        rank, after, times = faults.get("wrong", [-1, 0, 0])
+        if rank == own and seen and seen[-1] + 1 >= after and next(spoilt) < times:
+            print(f"wrong after step {seen[-1] + 1}")
+            first = first * 1.001
+        return loss, (first, *others)
+
+    training.compute_alone = compute_wrongly
+    if faults.get("known") == own:
+        replay.find_wrong = lambda *_: "sum in fp32: 1 of 32 numbers"
     wrap(loop, "take_step", begin)
     poison = step.poison
     step.poison = infect

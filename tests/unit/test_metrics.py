@@ -82,7 +82,7 @@ def test_the_page_says_where_the_ranks_and_the_training_are(metrics: tuple[Metri
     found = asked(port)
     assert {key: value for key, value in found.items() if key[0] != "slipway_job_info"} == {
         ("slipway_processes", ()): 2, ("slipway_restarts_total", ()): 2, ("slipway_hangs_total", ()): 1,
-        ("slipway_attempt", ()): 2, ("slipway_replica_differences", ()): 0,
+        ("slipway_attempt", ()): 2, ("slipway_replica_differences", ()): 0, ("slipway_wrong_arithmetic", ()): 0,
         ("slipway_step", ("0",)): 250, ("slipway_step", ("1",)): 251,
         ("slipway_steps", ("0",)): 1000, ("slipway_steps", ("1",)): 1000,
         ("slipway_phase", ("train", "0")): 1, ("slipway_phase", ("save", "1")): 1,
@@ -99,12 +99,13 @@ def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Me
     booked = {"seconds": {"training": 90.0, "starting": 10.0}, "attempts": 1, "until": 1.0}
     write_json(run.path / "node-0" / LEDGER_FILE, booked)
     row = {"time": 1.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs"}
-    write_json(run.path / REPLICAS_FILE, {"differences": [row]})
+    wrong = {**row, "text": "rank 1 computed wrongly", "kind": "arithmetic"}
+    write_json(run.path / REPLICAS_FILE, {"differences": [row, wrong, wrong]})
     metrics[0].attempt(run)
     found = asked(metrics[1])
     assert found["slipway_goodput", ()] == 0.9
     assert found["slipway_seconds", ("training",)] == 90
-    assert found["slipway_replica_differences", ()] == 1
+    assert (found["slipway_replica_differences", ()], found["slipway_wrong_arithmetic", ()]) == (1, 2)
     assert (found["slipway_own_seconds", ("0",)], found["slipway_own_seconds", ("1",)]) == (0.25, 0.25)
     assert {key: value for key, value in found.items() if key[0] == "slipway_slower"} == {
         ("slipway_slower", ("1",)): 0.2

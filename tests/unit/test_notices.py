@@ -134,7 +134,7 @@ def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
         told.look(run)
         told.look(run)
         wait_until(lambda: chat.posts, "the first message")  # else all is told in one
-        rows.append({"time": time.time(), "step": 9, "nodes": ["node 1 (n1)"], "text": "again"})
+        rows.append({"time": time.time(), "step": 9, "nodes": ["node 1 (n1)"], "text": "again", "kind": "arithmetic"})
         write_json(run.path / REPLICAS_FILE, {"differences": rows})
         told.end(run, verdict(Word.FAILED, "bad"))
     texts = "\n".join(post["text"] for post in chat.posts)
@@ -144,6 +144,7 @@ def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
     )
     assert texts.index("node 1 (n1): again") < texts.index("the workload failed"), "what came last is told, too"
     assert chat.posts[0]["event"] == "drift"
+    assert "a rank computed wrongly at step 9" in texts
 
 
 def test_a_server_that_fails_twice_gets_it_at_the_third_time(chat: Chat, start: Any, run: Run) -> None:

@@ -130,6 +130,7 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
         beat = {"phase": "train", "step": 7, "steps": 20, "monotonic": 1.0, **told}
         write_json(NodeDirectory(run / "node-0").heartbeat_file(rank), beat)
     rows = [{"time": 1000.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs from the others in w"}, 7, {}]
+    rows.append({**rows[0], "text": "rank 1 computed wrongly", "kind": "arithmetic"})  # type: ignore[dict-item]
     write_json(run / "replicas.json", {"differences": rows})
     with held(run):
         status = read_status(run)
@@ -139,13 +140,14 @@ def test_a_rank_that_all_wait_for_and_replicas_that_differed_are_shown() -> None
         "  replicas    differed at step 6, 1970-01-01 00:16:40 UTC, node 1 (n1): rank 1 differs from the others in w"
         in lines
     )
+    assert "  arithmetic  wrong at step 6, 1970-01-01 00:16:40 UTC, node 1 (n1): rank 1 computed wrongly" in lines
     table = [line.split() for line in lines[-3:]]
     assert table[0] == ["rank", "phase", "step", "own", "ms/step", "last", "heartbeat"]
     assert [row[:4] for row in table[1:]] == [["0", "train", "7/20", "50.0"], ["1", "train", "7/20", "61.2"]]
     told = json.loads(json.dumps(status_json(status)))
     assert told["slow"] == {"rank": 1, "slower": 0.224}
     assert [rank["own"] for rank in told["ranks"]] == [0.05, 0.0612]
-    assert told["replicas"] == [{**rows[0]}]
+    assert told["replicas"] == [{**rows[0], "kind": "replicas"}, rows[-1]]
     assert status.beats[0].waited == {1: 3.5}
     assert status.beats[0].again == 0.5
 

@@ -119,7 +119,7 @@ def describe_ending(status: Status) -> RunEnding:
     tries = tuple(_tried(tried) for tried in outcome.attempts)
     seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
     lost = waiting_texts(status.ledger) if status.ledger else []
-    differed = [f"differed at {difference}" for difference in status.differences]
+    differed = [difference.sentence for difference in status.differences]
     seen = [(label, "; ".join(texts)) for label, texts in (("lost time", lost), ("replicas", differed)) if texts]
     if status.alive:
         running = [("running", holder.text) for holder in status.holders[:1]]

@@ -29,7 +29,7 @@ from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
 from slipway.protocol.printable import printable, utc
-from slipway.protocol.replicas import ReplicaDifference
+from slipway.protocol.replicas import FindingKind, ReplicaDifference
 
 SHOWN = 5  # attempts that failed, the newest
 GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
@@ -195,7 +195,10 @@ def status_lines(status: Status) -> list[str]:
     if status.ledger and status.ledger.wall:
         lines.append(f"  time        {ledger_line(status.ledger)}")
     lines += [f"  failed      {_failure(decode_known(NodeEnd, row) or NodeEnd())}" for row in status.failures[-SHOWN:]]
-    lines += [f"  replicas    differed at {difference}" for difference in status.differences[-SHOWN:]]
+    lines += [
+        f"  {difference.kind:<10}  {'differed' if difference.kind == FindingKind.DRIFT else 'wrong'} at {difference}"
+        for difference in status.differences[-SHOWN:]
+    ]
     if status.snapshot is not None or record.workload in WORKLOADS:
         lines.append(f"  snapshot    {'none yet' if status.snapshot is None else f'step {status.snapshot}'}")
     if status.store:

@@ -60,7 +60,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, wri
     if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
         say(f"time: {line}")
         for difference in run.differences()[-SHOWN:]:
-            say(f"the replicas differed at {difference}")
+            say(difference.sentence)
     for line in block(verdict, course, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one

@@ -23,7 +23,7 @@ from slipway.launch.verdict.ledger import KINDS, WORK
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.outcomes import Word
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
-from slipway.protocol.replicas import ReplicaDifference
+from slipway.protocol.replicas import FindingKind, ReplicaDifference
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -86,7 +86,8 @@ class Notices:
         found = run.differences()
         known, self._known = self._known, {*found}
         for difference in () if known is None else (each for each in found if each not in known):
-            self._tell(run, "drift", f"the replicas differed at {difference}")
+            event = "drift" if difference.kind == FindingKind.DRIFT else "arithmetic"
+            self._tell(run, event, difference.sentence)
 
     def restart(self, run: Run, verdict: Verdict) -> None:
         """An attempt ended, and another follows."""
@@ -300,8 +301,10 @@ class Metrics:
 
     def _time(self, run: Run, node_rank: int) -> Iterator[Metric]:
         """What the job's time went into so far, and the share of it that was training."""
-        found = len(run.differences())
-        yield gauge("slipway_replica_differences", "Times that the replicas differed.", {(): found})
+        kinds = [difference.kind for difference in run.differences()]
+        drift, wrong = (kinds.count(kind) for kind in (FindingKind.DRIFT, FindingKind.ARITHMETIC))
+        yield gauge("slipway_replica_differences", "Times that the replicas differed.", {(): drift})
+        yield gauge("slipway_wrong_arithmetic", "Times that a rank computed wrongly.", {(): wrong})
         ledger = run.ledger(node_rank)
         if ledger is None or not ledger.wall:
             return

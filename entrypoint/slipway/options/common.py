@@ -171,6 +171,12 @@ class Common(Options):
         AUTO_OR_COUNT,
         "Steps between comparisons of the replicas, bit for bit; auto: so that they cost 0.5 % of the time; 0: never.",
     )
+    replay_every: int | str = option(
+        0,  # it needs memory for a second set of gradients, and was not yet tried on GPUs
+        AUTO_OR_COUNT,
+        "Steps between replays, in which all ranks compute the same micro-batch and compare the results; auto: so that they "
+        "cost 0.5 % of the time; 0: never.",
+    )
     workers: int = option(
         0, COUNT_OR_ZERO, "Threads that prepare batches in advance; 0 prepares each batch when it is needed."
     )

@@ -28,6 +28,7 @@ from slipway.train.loop.saving import go_back, is_save_due, keep_in_memory, resu
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import Training, begin_training
 from slipway.train.models.flops import utilisation
+from slipway.train.observe.replay import WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.snapshots.memory_buffers import Rhythm
@@ -77,7 +78,7 @@ def train_through(training: Training) -> str:
     while True:
         try:
             return train_from_here(training, phase)
-        except (NonFiniteError, ReplicasDifferError) as error:
+        except (NonFiniteError, ReplicasDifferError, WrongArithmeticError) as error:
             training.tracing.finish("training returned to a snapshot")
             go_back(training, error, gone_back)
             phase, gone_back = Phase.TRAIN, gone_back or isinstance(error, NonFiniteError)
@@ -130,6 +131,7 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
         context.beat(phase)
         enforce_budget(training, training.numbers.late())
         training.verification.look(training.step)
+        training.replays.look(training.step)
         training.stragglers.look()
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size

@@ -9,18 +9,19 @@ import json
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.protocol.replicas import ReplicaDifference, read_differences, write_differences
+from slipway.protocol.replicas import FindingKind, ReplicaDifference, read_differences, write_differences
 from slipway.train.loop.arithmetic import NonFiniteError, are_finite
 from slipway.train.loop.step import learning_rate
 from slipway.train.loop.training import Training
-from slipway.train.observe.replicas import ReplicaMismatch, ReplicasDifferError
+from slipway.train.observe.replay import WrongArithmeticError
+from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import load_model, load_optimizer_state, load_random_states
@@ -76,6 +77,7 @@ class TrainingContents:
             "stages": count_stages(training),
             "optimizer": values,
             "scaler": training.scaler.state_dict(),
+            **({"clean": training.replays.clean} if training.replays.active else {}),
         }
 
 
@@ -122,6 +124,8 @@ def resume(training: Training, wanted: str) -> bool:
         training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
     load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
+    # Nobody looked at what was trained without replays.
+    training.replays.clean = min(snapshot.step, max(training.replays.clean, state.get("clean", snapshot.step)))
     training.snapshots.settle(found, TrainingContents(training), is_save_due(training))
     return True
 
@@ -155,23 +159,29 @@ def count_stages(training: Training) -> int:
     return training.task.split.stages if training.task.split else 1
 
 
-def go_back(training: Training, error: NonFiniteError | ReplicasDifferError, gone_back: bool) -> None:
-    """Go back to the newest snapshot, on all ranks. Raises what ends the training if that does not help.
+def go_back(
+    training: Training, error: NonFiniteError | ReplicasDifferError | WrongArithmeticError, gone_back: bool
+) -> None:
+    """Go back to a snapshot, on all ranks. Raises what ends the training if that does not help.
 
     `gone_back`: whether this training already went back because of numbers that are not finite; they would come again.
     """
-    advice = ""
+    advice, context, replays = "", training.context, training.replays
     if isinstance(error, NonFiniteError):
         if gone_back:
             raise NonFiniteError(f"{error}, again after a return to a snapshot; {error.advice}") from None
-        training.context.warn(f"{error}; returning to the newest snapshot, once")
+        context.warn(f"{error}; returning to the newest snapshot, once")
         advice = f"; {error.advice}"
-    else:
-        record_mismatch(training.context, error.difference)
-        training.verification.forget()
-        training.context.say(f"{error}; returning to the newest snapshot, in which the replicas are equal")
+    elif isinstance(error, ReplicasDifferError):
+        record_finding(context, error, FindingKind.DRIFT, proven=False)
+        context.say(f"{error}; returning to the newest snapshot, in which the replicas are equal")
+    training.verification.forget()
     wait_for_writers(training)
     training.snapshots.memory.forget()  # its snapshots may be wrong already
+    if isinstance(error, WrongArithmeticError):
+        context.say(f"{error}; returning to a snapshot of step {replays.clean} or before, when all ranks agreed")
+        training.snapshots.set_aside(replays.clean)
+        record_finding(context, error, FindingKind.ARITHMETIC, error.proven)
     if not resume(training, "auto"):
         error.args = (f"{error}, and there is no snapshot to return to{advice}",)
         raise error from None
@@ -181,33 +191,39 @@ DAY = 86_400.0  # seconds; a second wrong replica on the same node within a day 
 UNKNOWN = "the node is unknown"  # there are several, and no majority shows which one is wrong
 
 
-def record_mismatch(context: Context, difference: ReplicaMismatch) -> None:
-    """Record which node's replica was wrong, by all ranks.
+def record_finding(
+    context: Context, error: ReplicasDifferError | WrongArithmeticError, kind: FindingKind, proven: bool
+) -> None:
+    """Record which node was wrong, by all ranks.
 
-    If it is the second time within a day, raises UnhealthyError on that node and PeerError on the others, or
-    ReplicasDifferError if the node is unknown.
+    If that is `proven`, or the second time within a day, raises UnhealthyError on that node and PeerError on the others, or an
+    error like the given one if the node is unknown.
     """
-    nodes = wrong_nodes(context, difference)
+    difference = error.difference
+    nodes = wrong_nodes(context, difference.ranks)
     again: list[str] = []
     if context.place.rank == 0:
         now, earlier = time.time(), read_differences(context.place.run_dir)
         recent = {node for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
         again = [node for node in nodes if node in recent]
-        new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference))
+        new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference), kind)
         write_differences(context.place.run_dir, [*earlier, new])
     again = json.loads(context.share_text(json.dumps(again)))
-    if UNKNOWN in again:
-        text = f"{difference}, for the second time within a day; `slipway check` on each node alone may tell which"
-        raise ReplicasDifferError(text, difference)
-    if node_name(context) in again:
-        raise UnhealthyError(f"{difference}, for the second time within a day on {node_name(context)}")
-    if again:
-        raise PeerError(f"the replica of {again[0]} was wrong for the second time within a day")
+    wrong = nodes if proven else again
+    if UNKNOWN in wrong:
+        text = f"{difference}, for the second time within a day; `slipway check --burn 60` on each node may tell which"
+        error.args = (text,)
+        raise error
+    often = f", for the second time within a day on {node_name(context)}" if node_name(context) in again else ""
+    if node_name(context) in wrong:
+        raise UnhealthyError(f"{difference}{often}")
+    if wrong:
+        raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}")
 
 
-def wrong_nodes(context: Context, difference: ReplicaMismatch) -> list[str]:
-    """Return the nodes of the ranks whose replicas are wrong; by all ranks."""
-    nodes = list(dict.fromkeys(context.share_text(node_name(context), rank) for rank in difference.ranks))
+def wrong_nodes(context: Context, ranks: Sequence[int]) -> list[str]:
+    """Return the nodes of the ranks that are wrong; by all ranks."""
+    nodes = list(dict.fromkeys(context.share_text(node_name(context), rank) for rank in ranks))
     if nodes:
         return nodes
     several = len(set(context.gather_number(context.place.node_rank))) > 1

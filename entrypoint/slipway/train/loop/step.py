@@ -41,6 +41,8 @@ def batch_parts(training: Training, phase: Phase) -> Iterator[Batch]:
     """The parts of the next step, with what happens before each."""
     for number, batch in enumerate(training.loader.step(), start=1):
         training.context.beat(phase)
+        if number == 1:
+            training.replays.keep(training.step + 1, batch)
         if number == training.options.accumulate:
             training.stragglers.own_time.begin_last_part()
             training.context.begin_stop_exchange(late=not training.loader.ready())

@@ -18,10 +18,11 @@ from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, dec
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
 from slipway.train.observe.own_time import OwnTime
+from slipway.train.observe.replay import ReplayError, Replays, require_one_processor, require_replayable
 from slipway.train.observe.replicas import Verification, replicated
 from slipway.train.observe.stragglers import Stragglers
 from slipway.train.observe.tracing import Tracing
-from slipway.train.parallel.data_parallel import DataParallel, Parallel
+from slipway.train.parallel.data_parallel import DataParallel, Parallel, compute_alone
 from slipway.train.parallel.pipeline import PipelineParallel
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
@@ -47,6 +48,7 @@ class Training:
     snapshots: JobSnapshots
     numbers: StepCounts
     verification: Verification
+    replays: Replays
     stragglers: Stragglers
     tracing: Tracing
     gradient: torch.Tensor  # norm at the last step, before it was clipped, on the device
@@ -108,6 +110,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         verification=Verification(
             context, lambda: replicated(task.model, task.optimizer), 0 if task.split else options.verify_every
         ),
+        replays=make_replays(task, precision, scaler, options, context),
         stragglers=Stragglers(
             context,
             context.side if wrapped else None,
@@ -117,6 +120,21 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip
+
+
+def make_replays(
+    task: Task, precision: Precision, scaler: torch.amp.grad_scaler.GradScaler, options: Common, context: Context
+) -> Replays:
+    """Prepare the replays of micro-batches, none where the options or the model forbid them; a line says why."""
+    every = options.replay_every
+    if every and context.side is not None:
+        try:
+            require_replayable(task.model, task.split is not None)
+            require_one_processor(context)
+        except ReplayError as reason:
+            every = 0
+            context.say(f"note: no micro-batch is replayed (--replay-every): {reason}")
+    return Replays(context, task.model, lambda batch: compute_alone(task, precision, scaler, batch), every)
 
 
 def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:

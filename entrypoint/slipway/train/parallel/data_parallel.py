@@ -143,6 +143,19 @@ def divided(loss: torch.Tensor | Summed, samples: int) -> tuple[torch.Tensor, to
     return total / samples, torch.as_tensor(count) / samples
 
 
+def compute_alone(
+    task: Task, precision: Precision, scaler: Any, batch: Batch
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """Return the loss of a part, and its gradient for each trained parameter, as this process alone computes them.
+
+    Neither DistributedDataParallel nor the gradients of the training take part.
+    """
+    trained = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    with precision.autocast():
+        loss, _ = divided(task.loss(task.model, batch), len(batch[0]))
+    return loss.detach(), torch.autograd.grad(scaler.scale(loss), trained, allow_unused=True)
+
+
 def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes, in buckets and in the form that `options` ask for."""
     with warnings.catch_warnings():

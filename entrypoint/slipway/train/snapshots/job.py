@@ -18,7 +18,7 @@ from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.resume import POLL, SharedSnapshot, share_snapshot
-from slipway.train.snapshots.snapshot import Snapshot
+from slipway.train.snapshots.snapshot import Snapshot, set_aside
 from slipway.train.snapshots.state import random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import Context
@@ -145,6 +145,19 @@ class JobSnapshots:
     def find(self, wanted: str, wants: Callable[[str, str], bool] = lambda stem, name: True) -> SharedSnapshot | None:
         """Return the snapshot to resume from, which `wanted` means: none, auto or a path. Raises as `share_snapshot` does."""
         return share_snapshot(self.context, wanted, wants, self.memory, self.parts)
+
+    def set_aside(self, after: int) -> None:
+        """Rename the snapshots of later steps on the disks: what they hold may be wrong. By all ranks, none of which writes."""
+        context, error = self.context, None
+        try:
+            paths = set_aside(self.writer.folder, after) if self.parts.on_disk else []
+        except OSError as failed:
+            paths, error = [], failed
+        for path in paths:
+            context.warn(f"set aside, since it may contain wrong numbers: {path}")
+        if any(context.total(error is not None)):
+            raise error or PeerError("another rank could not set its snapshots aside")
+        self.saved = self.held = None
 
     def settle(self, found: SharedSnapshot, contents: Contents, due: bool) -> None:
         """Write the snapshot that was resumed from where a node lacks it, or where it was in memory and is `due` on the disk.

@@ -141,7 +141,8 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, written: Snapshot, keep: int) -> None:
-    """Delete all snapshots but the one just `written`, the `keep` - 1 before it, and those of later attempts.
+    """Delete all snapshots but the one just `written`, the `keep` - 1 before it, the newest in which no rank had computed wrongly
+    (`clean` in its state says until when that is known), and those of later attempts.
 
     One of the same step that it replaced goes as well.
     """
@@ -149,10 +150,31 @@ def prune(folder: Path, written: Snapshot, keep: int) -> None:
         remove_tree(replaced)
     snapshots = list_snapshots(folder)
     wanted = [path for path in snapshots if snapshot_step(path) <= written.step][:keep]
+    clean = written.state.get("clean", -1)
+    wanted += [path for path in snapshots if snapshot_step(path) <= clean][:1]
     for path in snapshots:
         if path not in wanted and snapshot_attempt(path) <= written.attempt:
             # A half-deleted snapshot must not look like a damaged one.
             remove_tree(path.rename(folder / f".{path.name}.deleting"))
+
+
+SUSPECT = "suspect-"  # before the name of a snapshot that nobody resumes from
+
+
+def set_aside(folder: Path, after: int) -> list[Path]:
+    """Rename the snapshots of steps after `after`, so that nobody resumes from them; their new paths. Raises OSError."""
+    if not folder.is_dir():
+        return []
+    renamed = []
+    with held_folder(folder) as held:
+        for path in list_snapshots(held):
+            if snapshot_step(path) > after:
+                aside = held / f"{SUSPECT}{path.name}"
+                if aside.exists():
+                    remove_tree(aside)
+                renamed.append(folder / path.rename(aside).name)
+        sync_folder(held)
+    return renamed
 
 
 def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]) -> None:

@@ -1,0 +1,303 @@
+"""Ranks as threads that replay micro-batches, and faults in the arithmetic of one of them.
+
+    PYTHONPATH=tests/train .venv/bin/python tests/train/replay_trials.py --faults 400 --clean 2000 --seed 1
+
+prints how many faults were found, and how many of the ranks that were named are the right ones. A fault changes what operations
+of torch return in one thread, forward and backward, as a processor would that computes wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slipway.train.models.cnn import small
+from slipway.train.models.gpt import Gpt, GptConfig
+from slipway.train.observe import replay
+from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError
+
+CPU = torch.device("cpu")
+ALONE = threading.RLock()  # random generators belong to the process: one rank at a time computes
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Exchange:
+    """What ranks that are threads tell each other."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks, timeout=120)
+        self._said: list[Any] = [None] * ranks
+
+    def tell(self, rank: int, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        self._said[rank] = value
+        self._barrier.wait()
+        told = list(self._said)
+        self._barrier.wait()
+        return told
+
+    def leave(self) -> None:
+        """Let nobody wait any more."""
+        self._barrier.abort()
+
+
+class ThreadContext:
+    """The part of a Context that replays need."""
+
+    def __init__(self, exchange: Exchange, rank: int, ranks: int) -> None:
+        self.place, self.side, self.device = SimpleNamespace(rank=rank, world_size=ranks), object(), CPU
+        self._exchange = exchange
+        self.said: list[str] = []
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return self._exchange.tell(self.place.rank, tensor.clone())
+
+    def gather_number(self, number: float) -> list[float]:
+        return self._exchange.tell(self.place.rank, number)
+
+    def share(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        return tensor.copy_(self._exchange.tell(self.place.rank, tensor)[source])
+
+    def share_text(self, text: str, source: int = 0) -> str:
+        return self._exchange.tell(self.place.rank, text)[source]
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class ThreadReplays(Replays):
+    """Replays in a thread."""
+
+    def _sign(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with ALONE:
+            return super()._sign(given)
+
+    def _require_equal_weights(self) -> None:
+        """They are: no rank trains here."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, what a micro-batch of it looks like, and its loss."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Tensors]
+    loss: Callable[[nn.Module, Tensors], torch.Tensor]
+    precision: torch.dtype = torch.float32
+
+
+def gpt_loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
+    return model(*batch)
+
+
+def class_loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 5))
+
+
+PROGRAMS = {
+    "gpt": Program(
+        lambda: Gpt(GptConfig(layers=2, heads=2, embed=16, context=8, vocab_size=32, dropout=0.1)),
+        lambda: (torch.randint(32, (2, 8)), torch.randint(32, (2, 8))),
+        gpt_loss,
+    ),
+    "vision": Program(lambda: small(4), lambda: (torch.randn(4, 3, 16, 16), torch.randint(4, (4,))), class_loss),
+    "plain": Program(plain, lambda: (torch.randn(6, 12), torch.randint(5, (6,))), class_loss),
+    "gpt in bf16": Program(
+        lambda: Gpt(GptConfig(layers=1, heads=2, embed=16, context=8, vocab_size=32, dropout=0.1)),
+        lambda: (torch.randint(32, (2, 8)), torch.randint(32, (2, 8))),
+        gpt_loss,
+        torch.bfloat16,
+    ),
+}
+
+PRODUCTS = ("mm.", "addmm.", "bmm.", "convolution.", "convolution_backward.", "linear_backward.")
+FIRST = 1  # replays before a fault shows
+KINDS = ("wrong bit", "stuck lane", "scaled gradient", "certain inputs")
+
+
+@dataclass
+class Fault:
+    """A fault of one rank, at random places."""
+
+    kind: str
+    chance: float  # that it shows in a computation, forward and backward
+    dice: random.Random
+
+    def __post_init__(self) -> None:
+        self.bit, self.lane, self.number = (self.dice.randrange(n) for n in (32, 8, 10**6))
+        self.active = True
+
+    def begin(self) -> None:
+        """A computation begins."""
+        self.active = self.dice.random() < self.chance
+
+    def spoil(self, result: torch.Tensor) -> torch.Tensor:
+        """What comes out of a product instead of `result`."""
+        if not self.active or result.dtype not in (torch.float32, torch.bfloat16) or not result.numel():
+            return result
+        wrong = result.contiguous().clone()
+        words = wrong.view(torch.int32 if result.dtype == torch.float32 else torch.int16).view(-1)
+        mask = 1 << self.bit % (8 * result.itemsize - 1)
+        if self.kind == "wrong bit":
+            words[self.number % len(words)] ^= mask
+        elif self.kind == "stuck lane":
+            words[self.lane :: 8] |= mask
+        elif self.kind == "certain inputs":
+            chosen = words % 64 == self.number % 64
+            words[chosen] ^= 1 << 20 if result.dtype == torch.float32 else 1 << 4
+        return wrong
+
+
+class Spoiled(TorchDispatchMode):
+    """In this thread products are as a fault makes them."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if not str(operation).removeprefix("aten.").startswith(PRODUCTS):
+            return result
+        if isinstance(result, torch.Tensor):
+            return self._fault.spoil(result)
+        return tuple(None if part is None else self._fault.spoil(part) for part in result)
+
+
+def compute(program: Program, model: nn.Module, fault: Fault | None, batch: Tensors) -> Any:
+    """What a rank computes alone."""
+    with torch.autocast("cpu", program.precision, enabled=program.precision != torch.float32):
+        loss = program.loss(model, batch)
+    gradients = [*torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)]
+    if fault and fault.kind == "scaled gradient" and fault.active:
+        place = fault.number % len(gradients)
+        gradients[place] = gradients[place] * 1.001
+    return loss.detach(), gradients
+
+
+@dataclass
+class Outcome:
+    """What the ranks said after so many replays."""
+
+    replays: int
+    found: WrongArithmetic | None = None
+    said: tuple[str, ...] = ()
+
+
+def run_ranks(name: str, ranks: int, replays: int, seed: int, wrong: int = -1, fault: Fault | None = None) -> Outcome:
+    """One replay without the `fault`, then so many with it on rank `wrong`; ends with the first that is found."""
+    program, exchange = PROGRAMS[name], Exchange(ranks)
+    torch.manual_seed(seed)
+    model, outcomes = program.model(), [Outcome(0) for _ in range(ranks)]
+
+    def be(rank: int) -> None:
+        context = ThreadContext(exchange, rank, ranks)
+        own = copy.deepcopy(model)
+        mine = fault if rank == wrong else None
+        spoil = Spoiled(mine) if mine else None
+
+        def work(batch: Tensors) -> Any:
+            if mine is None or not started.is_set():
+                return compute(program, own, None, batch)
+            mine.begin()
+            with spoil:
+                return compute(program, own, mine, batch)
+
+        started = threading.Event()
+        if not FIRST:
+            started.set()
+        replay_of = ThreadReplays(context, own, work, 1)  # type: ignore[arg-type]
+        outcome = outcomes[rank]
+        try:
+            for step in range(1, replays + 1 + FIRST):
+                with ALONE:
+                    torch.manual_seed(seed * 1000 + step * 10 + rank)
+                    replay_of.keep(step, program.batch())
+                replay_of.look(step)
+                if step > FIRST:
+                    outcome.replays += 1
+                elif step == FIRST:
+                    started.set()
+                if not replay_of.active:
+                    break
+        except WrongArithmeticError as error:
+            outcome.replays += 1
+            outcome.found = error.difference
+        except BaseException:
+            exchange.leave()
+            raise
+        outcome.said = tuple(context.said)
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
+    with patch.object(replay, "KNOWN_SEEDS", 0):  # known answers would be right: faults show in replays alone
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return outcomes[0]
+
+
+def main() -> None:
+    """Try faults and clean replays, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, count in (("faults", 400), ("clean", 2000), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dice = random.Random(options.seed)
+    print(f"seed {options.seed}")
+    try_faults(options.faults, dice)
+    try_clean(options.clean, dice)
+
+
+def try_faults(count: int, dice: random.Random) -> None:
+    tried, found, named, two = Counter(), Counter(), Counter(), Counter()
+    for number in range(count):
+        name, ranks = [*PROGRAMS][number % len(PROGRAMS)], 2 + number // 4 % 3
+        kind = (*KINDS, "intermittent")[number // 12 % 5]
+        wrong, intermittent = dice.randrange(ranks), kind == "intermittent"
+        actual = dice.choice(KINDS) if intermittent else kind
+        fault = Fault(actual, 0.3 if intermittent else 1.0, random.Random(dice.randrange(2**32)))
+        outcome = run_ranks(name, ranks, 2 * ranks, dice.randrange(10**6), wrong, fault)
+        tried[kind] += 1
+        found[kind] += outcome.found is not None
+        if outcome.found and ranks > 2:
+            two["named"] += 1
+            named["right"] += outcome.found.ranks == (wrong,)
+        if outcome.found is None and not intermittent:
+            print(f"missed: {number} {kind} {name} {ranks} ranks, bit {fault.bit}: {outcome}")
+    for kind in tried:
+        print(f"{kind}: {found[kind]} of {tried[kind]} found within two rotations")
+    print(f"right rank named with three ranks or more: {named['right']} of {two['named']}")
+
+
+def try_clean(count: int, dice: random.Random) -> None:
+    alarms, done = 0, 0
+    while done < count:
+        for name in PROGRAMS:
+            ranks = dice.randrange(2, 5)
+            outcome = run_ranks(name, ranks, 50, dice.randrange(10**6))
+            done += outcome.replays
+            alarms += outcome.found is not None or bool(outcome.said)
+    print(f"{done} clean replays, {alarms} alarms")
+
+
+if __name__ == "__main__":
+    main()

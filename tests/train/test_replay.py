@@ -1,0 +1,212 @@
+"""A rank that computes wrongly is found by replayed micro-batches, named, and left behind with what it has spoilt."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import replay_trials
+import torch
+from replay_trials import KINDS, PROGRAMS, Fault, run_ranks
+from torch import nn
+from training_jobs import Job, Run
+
+from slipway.train.observe.replay import (
+    ReplayError,
+    describe,
+    describe_processor,
+    find_wrong_ranks,
+    rebuild,
+    require_replayable,
+)
+from slipway.train.snapshots.snapshot import Snapshot, load_newest, save_snapshot, set_aside
+from slipway.train.snapshots.tensors import raw_bytes
+
+Start = Callable[..., Run]
+OPTIONS = ("--dataset-size", 240, "--batch-size", 12, "--steps", 20, "--save-every", 5, "--verify-every", 0)
+CPU = torch.device("cpu")
+a, b, c, d = (1, 1), (1, 2), (3, 1), (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "wrong"),
+    [
+        ([a, b, a], [a, b, a], [1]),
+        ([a, b, a], [a, a, a], [1]),  # now and then
+        ([b, a, a, a], [c, a, a, a], [0]),
+        ([b, a, c, a, a], [b, a, c, a, a], [0, 2]),
+        ([a, b], [a, b], []),  # two ranks, each with itself in agreement
+        ([a, b], [a, c], [1]),  # one of the two does not repeat itself
+        ([a, b], [c, d], None),  # nor does the other: the arithmetic is not repeatable
+        ([a, a, b, b], [a, a, b, b], []),
+        ([a, b, c], [b, c, d], None),
+        ([a, a, b], [c, d, b], None),
+    ],
+)
+def test_a_majority_that_repeats_itself_is_right(
+    first: list[object], again: list[object], wrong: list[int] | None
+) -> None:
+    assert find_wrong_ranks(first, again) == wrong  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_kind_of_fault_is_found_and_the_rank_is_named(name: str, kind: str) -> None:
+    dice = random.Random(f"{name} {kind}")
+    for ranks in (2, 3, 4):
+        wrong = dice.randrange(ranks)
+        found = run_ranks(name, ranks, 2 * ranks, 7, wrong, Fault(kind, 1.0, dice)).found
+        assert found is not None
+        assert found.ranks == ((wrong,) if ranks > 2 else ())
+        assert ("the gradient of" in found.place) >= (kind == "scaled gradient")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_healthy_ranks_are_not_suspected(name: str) -> None:
+    outcome = run_ranks(name, 3, 20, 11)
+    assert (outcome.replays, outcome.found, outcome.said) == (20, None, ())
+
+
+def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_trials, "FIRST", 0)
+    outcome = run_ranks("plain", 2, 4, 3, 1, Fault("wrong bit", 1.0, random.Random(1)))
+    assert outcome.found is None
+    assert "do not compute the same bits, first in the output of 0." in outcome.said[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "reason"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), False, "SyncBatchNorm exchanges data"),
+        (nn.Linear(2, 2), True, "the stages of a pipeline exchange data"),
+    ],
+)
+def test_a_forward_pass_with_collectives_is_refused(model: nn.Module, split: bool, reason: str) -> None:
+    with pytest.raises(ReplayError, match=reason):
+        require_replayable(model, split)
+    require_replayable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), split=False)
+
+
+def test_a_processor_is_told_from_others_by_what_its_bits_depend_on() -> None:
+    own = describe_processor(CPU, {})
+    assert own == describe_processor(CPU, {"HOME": "/root"})
+    assert own != describe_processor(CPU, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 3).t(),
+        torch.arange(7)[1:5],
+        torch.tensor(2.5),
+        torch.tensor([True, False]),
+        torch.randn(5).bfloat16(),
+        torch.empty(0, 3),
+    ],
+    ids=str,
+)
+def test_a_tensor_arrives_as_it_was_in_memory_of_its_own(tensor: torch.Tensor) -> None:
+    copy = rebuild(raw_bytes(tensor), describe("x", tensor), CPU)
+    assert torch.equal(copy, tensor)
+    assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
+    assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
+
+
+def test_the_last_clean_snapshot_is_never_deleted_and_later_ones_are_set_aside(tmp_path: Path) -> None:
+    for step, clean in ((1, 0), (2, 2), (3, 2), (4, 2), (5, 2), (6, 5)):
+        save_snapshot(tmp_path, Snapshot(step, {"clean": clean}, {"model": {"x": torch.tensor([step])}}), keep=2)
+        left = {path.name for path in tmp_path.iterdir()}
+        assert f"step-{min(step, 2 if step < 6 else 5):08d}" in left
+    assert left == {"step-00000005", "step-00000006"}
+    assert [path.name for path in set_aside(tmp_path, 5)] == ["suspect-step-00000006"]
+    found = load_newest(tmp_path, print)
+    assert found
+    assert found[1].step == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000005", "suspect-step-00000006"}
+    assert set_aside(tmp_path / "none", 5) == []
+
+
+@pytest.mark.pull
+def test_a_rank_that_computes_wrongly_once_is_named_and_the_job_ends_bit_for_bit_as_ever(
+    job: Start, whole: Start
+) -> None:
+    reference = whole("linear", *OPTIONS, "--replay-every", 0, processes=3)
+    run = job("linear", *OPTIONS, "--replay-every", 4, processes=3, wrong=[1, 12, 1])
+    assert run.exit_code == 0, run.output
+    assert run.output.count("wrong after step 12") == 1
+    assert (
+        "rank 1 computed wrongly: a micro-batch of rank 2 differs, first in the gradient of layer.weight" in run.output
+    )
+    assert "suspect-step-00000010" in run.output
+    assert "resuming from" in run.output
+    assert "step-00000005" in run.output
+    for name, tensor in reference.tensors("model", "optimizer", "ranks").items():
+        assert torch.equal(tensor, run.tensors("model", "optimizer", "ranks")[name]), name
+    [row] = json.loads((run.folder / "replicas.json").read_text())["differences"]
+    assert row["kind"] == "arithmetic"
+    assert row["nodes"][0].startswith("node 0 (")
+
+
+def test_the_second_time_within_a_day_the_node_is_unhealthy(job: Start) -> None:
+    run = job("linear", *OPTIONS, "--replay-every", 4, processes=3, wrong=[1, 12, 99])
+    assert run.exit_code == 1
+    assert {outcome["outcome"] for outcome in run.outcomes} == {"unhealthy"}
+    assert "for the second time within a day on node 0 (" in run.outcomes[0]["message"]
+
+
+@pytest.mark.parametrize(("processes", "nodes"), [(2, 1), (3, 1), (2, 2)])
+def test_a_node_whose_known_answers_are_wrong_is_unhealthy_at_once(
+    processes: int, nodes: int, start: Callable[..., Job]
+) -> None:
+    folders = tuple(f"node-{node}" for node in range(nodes))
+    words = ("linear", *OPTIONS, "--replay-every", 4)
+    runs = start(*words, processes=processes, folders=folders, wrong=[1, 12, 99], known=1).end()
+    assert "known answers were wrong, too (sum in fp32: 1 of 32 numbers)" in runs[-1].output
+    assert {outcome["outcome"] for outcome in runs[-1].outcomes} == {"unhealthy"}
+    if nodes == 2:
+        assert {outcome["outcome"] for outcome in runs[0].outcomes} == {"peer"}
+    for run in runs:  # whoever goes on with the run does not resume from what is wrong
+        assert run.snapshots == ["step-00000005"]
+
+
+def test_two_nodes_of_which_nobody_knows_which_is_wrong_go_back_once_and_then_end(start: Callable[..., Job]) -> None:
+    words = ("linear", *OPTIONS, "--replay-every", 4)
+    runs = start(*words, processes=2, folders=("one", "two"), wrong=[1, 12, 99]).end()
+    assert runs[0].output.count("the ranks did not compute the same: a micro-batch of rank") >= 2
+    assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}
+    assert "`slipway check --burn 60` on each node may tell which" in runs[0].outcomes[0]["message"]
+
+
+def test_auto_chooses_an_interval_once_it_knows_what_a_replay_takes(job: Start) -> None:
+    run = job("linear", *OPTIONS, "--steps", 40, "--replay-every", "auto", processes=2)
+    assert run.exit_code == 0, run.output
+    state = json.loads((run.folder / "snapshots" / run.snapshots[0] / "state.json").read_text())
+    assert state["clean"] >= 11
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gpt", "--preset", "tiny", "--steps", 8, "--dropout", 0.1, "--accumulate", 2, "--batch-size", 8),
+        ("gpt", "--preset", "tiny", "--steps", 6, "--dropout", 0.1, "--precision", "bf16", "--batch-size", 8),
+        ("vision", "--steps", 6, "--batch-size", 32, "--shift", 2),
+        ("linear", "--dataset-size", 240, "--batch-size", 12, "--steps", 20),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_with_and_without_replays_weights_and_random_generators_end_alike(
+    words: tuple[object, ...], processes: int, job: Start, whole: Start
+) -> None:
+    size = ("--batch-size", 12) if processes == 3 else ()
+    reference = whole(*words, *size, "--replay-every", 0, processes=processes)
+    run = job(*words, *size, "--replay-every", 1, processes=processes)
+    assert run.exit_code == 0, run.output
+    assert "replay" not in run.output
+    for name, tensor in reference.tensors("model", "optimizer", "ranks").items():
+        assert torch.equal(tensor, run.tensors("model", "optimizer", "ranks")[name]), name
