@@ -324,6 +324,7 @@ def test_parts_of_a_snapshot_count_together_and_each_node_copies_and_fetches_its
     assert first.tick()
     assert steps_in(store) == [5]
     assert not second.tick(), "a part is copied by the node of its first rank"
+    assert (first.copied, first.newest, second.copied, second.newest) == (5, 5, None, None)
     assert restore(store, "run", tmp_path / "new", [2, 3]).step == 5
     assert newest_step(tmp_path / "new") == 5
     assert len([*(tmp_path / "new/snapshots").glob("part-*/step-*")]) == 1

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fake_store import make_snapshot
 from ports import take_ports
-from stand_ins import Slipway
+from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway.launch import storing
+from slipway.launch.node import NoStore, WaitError, enter
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.run_directory.run import NoNewRunError
+from slipway.protocol.errors import LaunchError
 from slipway.store.copier import Assignment, Copier
 from slipway.store.folder import FolderStore
 from slipway.store.upload import Pace
@@ -146,3 +151,26 @@ def test_a_run_that_is_not_in_the_store_is_a_mistake(slipway: Slipway, tmp_path:
     answer = slipway(command, "hdfs://name/run", *more)
     assert answer.code == 78
     assert "hdfs:// is not supported" in answer.err
+
+
+class FailingStore(NoStore):
+    """A store of a job of several nodes that cannot be restored from."""
+
+    def __init__(self, error: LaunchError) -> None:
+        self._error = error
+
+    def restore(self) -> None:
+        raise self._error
+
+
+def test_the_other_nodes_learn_of_a_store_that_refuses_and_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
+    with ExitStack() as stack:
+        assert enter(job, stack, store=FailingStore(LaunchError("no such bucket"))).problem == "no such bucket"
+        assert enter(job, stack, store=FailingStore(NoNewRunError("has it already"))).occupied == "has it already"
+        with pytest.raises(WaitError, match="does not answer"):
+            enter(job, stack, store=FailingStore(WaitError("it does not answer", 77)))

@@ -53,17 +53,16 @@ def run_job(job: Job) -> int:
     with Stops() as stops, ExitStack() as stack:
         stack.enter_context(watch_notices(job, stops))
         store = stack.enter_context(Stores(job, stops, say))
-        store.restore()
         if job.single:
             try:
-                node = enter_alone(job, stops, stack, reserve=store.reserve)
+                node = enter_alone(job, stops, stack, store=store)
                 return make_attempts(job, node, alone(job, node), stops, stack, store=store)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
-        node = enter(job, stack, reserve=store.reserve)
+        node = enter(job, stack, store=store)
         return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack, store=store)
 
 

@@ -29,12 +29,23 @@ from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
 
-Reserve = Callable[[Path], bool]
+
+class WaitError(LaunchError):
+    """A reason that ends this launcher, but is no mistake for the others to report: a stop, or a store that does not answer."""
 
 
-def is_unknown(path: Path) -> bool:
-    """Return True: without a store no other run can have the name of a folder that is not here."""
-    return True
+class NoStore:
+    """What a job has that keeps no copies: nothing to fetch, and no other run can have the name of a folder that is not here."""
+
+    def restore(self) -> None:
+        """Fetch what this node lacks of the run that it is to resume. Raises LaunchError."""
+
+    def reserve(self, path: Path) -> bool:
+        """Return whether a new run may have this folder's name. Raises LaunchError."""
+        return True
+
+
+NO_STORE = NoStore()
 
 
 @dataclass(frozen=True)
@@ -55,36 +66,41 @@ class Node:
     place: int = SPARE
 
 
-def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, reserve: Reserve = is_unknown) -> Node:
+def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_STORE) -> Node:
     """The state of a single node's launcher at its start. At the end of the `stack` the folder of a new run is
-    removed where nothing was begun in it. `reserve` says whether a new run may have a folder's name.
+    removed where nothing was begun in it. What the `store` has newer of the run is fetched before.
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
     require_place(job)
+    store.restore()
     name_odd_runs(job)
     try:
-        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, reserve))
+        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, store))
         return Node(run, reached=run.highest_step, ledger=earlier_ledger(run, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, clock.time()), job.plan), stops)
         raise
 
 
-def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, reserve: Reserve = is_unknown) -> Node:
+def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_STORE) -> Node:
     """The state of one of several launchers at its start; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
     node = Node(place_run(job.plan, job.sources, clock.time()))
     try:
         require_place(job)
+        store.restore()
+        node = Node(place_run(job.plan, job.sources, clock.time()))  # there may be more of it now
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
-            take = partial(hold, stack, reserve)
+            take = partial(hold, stack, store)
             run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
             return dataclasses.replace(node, run=run, reached=run.highest_step, ledger=earlier_ledger(run, 0, clock))
     except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))
+    except WaitError:
+        raise
     except LaunchError as error:
         return dataclasses.replace(node, problem=str(error))
     return node
@@ -97,10 +113,10 @@ def require_place(job: Job) -> None:
         raise LaunchError(absent)
 
 
-def hold(stack: ExitStack, reserve: Reserve, path: Path) -> bool:
+def hold(stack: ExitStack, store: NoStore, path: Path) -> bool:
     """Claim the folder of a new run until the end of the `stack`, and for good once anything is in it. Raises LaunchError."""
     if claimed := claim(path):
-        if not reserve(path):
+        if not store.reserve(path):
             release(path)
             return False
         stack.callback(release, path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.launch.attempt.stops import Stops
+from slipway.launch.node import NoStore, WaitError
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import pip_install
 from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, newest_run
@@ -37,7 +38,7 @@ class SilentStoreError(Exception):
     """The store, or the process that speaks with it, does not answer; the message says why."""
 
 
-class Stores:
+class Stores(NoStore):
     """The store of a job, if it has one, as a context manager. `superseded`: who continues the run with a later attempt."""
 
     def __init__(self, job: Job, stops: Stops, say: Callable[[str], None], clock: Clock = CLOCK) -> None:
@@ -129,6 +130,8 @@ class Stores:
             record = decode_known(RunRecord, found["record"]) or RunRecord()
             own = topology.may_have_begun and record.job == topology.job is not None
             if run.resume != "auto" and not own:
+                if topology.rank:
+                    return  # node 0 may have begun this very run, before this node was replaced
                 raise NoNewRunError(
                     f"{self._address} has a run {found['run']} already, and nothing in it is overwritten. Add --resume auto to "
                     "resume it, or choose another name with --run-dir."
@@ -170,6 +173,11 @@ class Stores:
                 0.0,
             )
 
+    @property
+    def _leads(self) -> bool:
+        """Whether this is the node of rank 0, which speaks for all."""
+        return self._job.plan.topology.rank == 0
+
     def look(self) -> None:
         """Notice that another launcher continues the run, and say once that the store fails, and once that it works again."""
         now = self._clock.monotonic()
@@ -186,7 +194,8 @@ class Stores:
         self._since = now if self._since is None else self._since
         if not self._complained and now - self._since >= PATIENCE:
             self._complained = True
-            self._say(f"warning: {record.describe(self._clock.time())}; the training continues: {record.error}")
+            about = record.describe(self._clock.time()) if self._leads else f"{record.store} does not answer"
+            self._say(f"warning: {about}; the training continues: {record.error}")
 
     def _fetch(self, path: Path, run: str) -> None:
         """Have the process fetch records and snapshots. Raises LaunchError, SilentStoreError."""
@@ -205,7 +214,7 @@ class Stores:
         topology = self._job.plan.topology
         resumes = run.resume == "auto" or topology.may_have_begun
         if resumes and RunDirectory(run.path).newest_step is None and topology.rank == 0:
-            raise LaunchError(
+            raise WaitError(
                 f"{self._address} does not answer ({error}), and {run.path} has no snapshot. The job is not started, because it "
                 "may have to resume from one in the store. Start it again when the store answers, or as another run: --run-dir.",
                 UNHEALTHY,
@@ -216,7 +225,8 @@ class Stores:
         grace = self._job.seconds("SLIPWAY_GRACE_SECONDS")
         ends = [end for stop in self._stops.came for end in (stop.at + grace, stop.by)]
         until = min(ends) - MARGIN if ends else None
-        self._say(f"copying what is new to {node.store.store}")
+        if self._leads:
+            self._say(f"copying what is new to {node.store.store}")
         try:
             found = self._ask({"do": "finish"}, grace, until)
         except SilentStoreError as error:
@@ -226,8 +236,13 @@ class Stores:
             self._say(f"warning: {record.superseded}")
         elif found.get("failure") or found.get("step") != found.get("newest"):
             why = record.error or found.get("failure")
-            self._say(f"warning: {record.describe(self._clock.time())}{f': {why}' if why else ''}")
-        elif found.get("step") is not None:
+            about = (
+                record.describe(self._clock.time())
+                if self._leads
+                else f"{record.store} lacks parts of the newest snapshot"
+            )
+            self._say(f"warning: {about}{f': {why}' if why else ''}")
+        elif self._leads and found.get("step") is not None:
             self._say(f"{record.store} has step {found['step']}, the newest snapshot")
 
     def _ask(self, request: Mapping[str, Any], seconds: float | None, until: float | None = None) -> dict[str, Any]:
@@ -277,7 +292,7 @@ class Stores:
                 if self._stops.impatient:
                     raise SilentStoreError("it was not waited for")
             elif self._stops.came:
-                raise LaunchError(
+                raise WaitError(
                     f"{self._stops.came[0].name} came before anything was started.", CODE_OF[self._stops.word]
                 )
             if select.select([number], [], [], 0.1)[0]:

@@ -162,6 +162,16 @@ class Copier:
         found = [version for part in self._parts for version, _ in self._local(part)]
         return max(found)[1] if found else None
 
+    @property
+    def copied(self) -> int | None:
+        """The step of the newest snapshot in the store, of those on this node's disk."""
+        found = []
+        for part in self._parts:
+            for version, path in self._local(part):
+                with suppress(OSError):
+                    found += [version] if (part, (path / MANIFEST).read_bytes()) in self._done else []
+        return max(found)[1] if found else None
+
     def tell(self) -> None:
         """Write down how far it is, where `slipway status` and the launcher look."""
         self.progress.seconds = round(time.process_time(), 2)
@@ -398,7 +408,7 @@ class CopyService:
                 copier.tell()
                 time.sleep(pause)
         copier.tell()
-        return {"step": copier.progress.step, "newest": copier.newest, "failure": failure}
+        return {"step": copier.copied, "newest": copier.newest, "failure": failure}
 
 
 def main() -> None:
