@@ -122,7 +122,7 @@ base: ## Build the image's base from Debian packages, for places without an imag
 	@images/base.sh
 
 .PHONY: image
-image: ## Build the image slipway:dev (VARIANT=cpu; BASE=… CA=… PIP_CONF=… IMAGE=…)
+image: ## Build the image slipway:dev (VARIANT=cuda13 or cpu; BASE=… CA=… PIP_CONF=… IMAGE=…)
 	@images/build.sh
 
 .PHONY: image-report

@@ -26,8 +26,8 @@ REPORT = Path("/opt/slipway/share/self-check.txt")
 FROM_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 # Plug-ins for other transports, opened only where a site has their libraries.
 OPTIONAL = ("nvshmem_transport", "nvshmem_bootstrap", "libcufile_rdma")
-# Its libraries rely on torch's being loaded already; the check of its operators loads them for real.
-LOADED_LATER = "torchvision"
+# Their libraries rely on torch's and Triton's being loaded already; the check of its operators loads torchvision's for real.
+LOADED_LATER = ("torchvision", "triton/plugins")
 
 TWO_PROCESSES = """
 import gc, torch, torch.distributed as dist
@@ -57,7 +57,7 @@ def libraries_resolve() -> str:
     files = [path for path in SITE.rglob("*.so*") if path.is_file() and not path.is_symlink()]
     missing = []
     for path in files:
-        if path.is_relative_to(SITE / LOADED_LATER):
+        if any(path.is_relative_to(SITE / folder) for folder in LOADED_LATER):
             continue
         listed = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
         for line in listed.splitlines():

@@ -18,7 +18,7 @@ Gpus = Sequence[tuple[str, tuple[int, int]]]  # names and compute capabilities
 
 class Variant(NamedTuple):
     """An image for GPUs. `driver` is the oldest one, `floor` the lowest compute capability that its CUDA supports, `code` the
-    lowest for which its PyTorch holds code, by the processors for which there is one. `note`: what is added to its name.
+    lowest for which its PyTorch holds code, by the processors for which there is one.
     """
 
     name: str
@@ -26,16 +26,15 @@ class Variant(NamedTuple):
     driver: str
     floor: tuple[int, int]
     code: Mapping[str, tuple[int, int]]
-    note: str = ""
 
     def __str__(self) -> str:
-        """The name, with its note."""
-        return f"{self.name} {self.note}".rstrip()
+        """Its name."""
+        return self.name
 
 
 VARIANTS = (
     Variant("cuda12", 12, "525.60.13", (5, 0), {X86: (7, 0)}),
-    Variant("cuda13", 13, "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}, "(not built yet)"),
+    Variant("cuda13", 13, "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}),
 )
 
 WITHOUT_CUDA = "cpu"  # the variant for machines without a GPU
