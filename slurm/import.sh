@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the .sqsh file that pyxis and enroot start out of an image: `slurm/import.sh SOURCE [FILE.sqsh]`. SOURCE is
 #
-#   registry.example/owner/slipway:1.2.3   an image of a registry, fetched by enroot; its registry#owner/… does as well
+#   registry.example/owner/slipway:1.2.3-cuda12   an image of a registry, fetched by enroot; its registry#owner/… does as well
 #   dockerd://slipway:dev                  an image of the Docker Engine on this machine; podman://… of Podman
 #   slipway-….tar.zst                      an archive of `make save`, or .tar of `docker save`; no engine is needed
 #

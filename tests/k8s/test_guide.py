@@ -30,7 +30,7 @@ def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     [job] = of_kind(documents, "Job")
     assert (job["metadata"]["namespace"], job["spec"]["completions"]) == ("research", 4)
     [container] = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry.example/team/slipway:1.2.3"
+    assert container["image"] == "registry.example/team/slipway:1.2.3-cuda12"
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
 
 
