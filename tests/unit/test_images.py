@@ -93,6 +93,14 @@ def test_the_lock_has_the_torch_of_the_label_with_a_checksum(variant: str) -> No
 
 
 @pytest.mark.parametrize("variant", NAMES)
+def test_the_lock_has_what_the_workloads_import(variant: str) -> None:
+    settings, extras = read_settings(variant), PROJECT["optional-dependencies"]
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / settings["LOCK"]).read_text(), re.MULTILINE))
+    wanted = {re.split("[<>=]", line)[0] for line in (*PROJECT["dependencies"], *extras["train"], *extras["store"])}
+    assert wanted - locked == ({"torchvision"} if settings["STAND_IN"] else set())
+
+
+@pytest.mark.parametrize("variant", NAMES)
 def test_other_packages_have_the_versions_of_the_checkout(variant: str) -> None:
     def versions(lock: Path) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
