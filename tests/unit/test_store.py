@@ -407,3 +407,22 @@ def test_what_is_stopped_copies_the_newest_and_gives_up_an_older_one(tmp_path: P
     own.finish()
     assert steps_in(store) == [2]
     assert own.newest == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Server returned non-2xx status code: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>", StoreRefusedError),
+        ("Server returned non-2xx status code: 401 Unauthorized", StoreRefusedError),
+        ("Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>", StoreRefusedError),
+        ("Error performing PUT http://169.254.169.254/latest/api/token in 10s, after 5 retries", StoreRefusedError),
+        ("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>", UnreachableError),
+        ("HTTP error: error sending request", UnreachableError),
+    ],
+)
+def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: type[StoreError]) -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+    from slipway.store.cloud import as_store_errors
+
+    with pytest.raises(kind, match="s3://bucket: Generic S3 error"), as_store_errors("s3://bucket"):
+        raise exceptions.GenericError(f"Generic S3 error: {said}\n\nDebug source:\nGeneric {{}}")

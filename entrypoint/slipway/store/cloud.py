@@ -27,8 +27,13 @@ REFUSED = (
     exceptions.InvalidPathError,
     exceptions.UnknownConfigurationKeyError,
 )
-# Answers that obstore has no class for, and that no later try changes.
+# Answers for which obstore has no class, or not for every request, and that no later try changes; and the addresses at which a
+# cloud's machine gets its credentials: where they are asked in vain, there are none.
 FINAL = (
+    "status code: 401",
+    "status code: 403",
+    "169.254.169.254",
+    "metadata.google.internal",
     "NoSuchBucket",
     "InvalidBucketName",
     "PermanentRedirect",
