@@ -143,6 +143,9 @@ class Fault:
     def __post_init__(self) -> None:
         self.bit, self.lane, self.number = (self.dice.randrange(n) for n in (32, 8, 10**6))
         self.active = True
+        self.changed = (
+            self.kind == "scaled gradient"
+        )  # whether any result was changed: a bit may be stuck at what it should be
 
     def begin(self) -> None:
         """A computation begins."""
@@ -162,6 +165,7 @@ class Fault:
         elif self.kind == "certain inputs":
             chosen = words % 64 == self.number % 64
             words[chosen] ^= 1 << 20 if result.dtype == torch.float32 else 1 << 4
+        self.changed = self.changed or not torch.equal(wrong, result)
         return wrong
 
 
@@ -268,7 +272,8 @@ def main() -> None:
 
 
 def try_faults(count: int, dice: random.Random) -> None:
-    tried, found, named, two = Counter(), Counter(), Counter(), Counter()
+    """Print how many faults of each kind were found, and those that were not."""
+    tried, found, named = Counter[str](), Counter[str](), Counter[str]()
     for number in range(count):
         name, ranks = [*PROGRAMS][number % len(PROGRAMS)], 2 + number // 4 % 3
         kind = (*KINDS, "intermittent")[number // 12 % 5]
@@ -276,19 +281,23 @@ def try_faults(count: int, dice: random.Random) -> None:
         actual = dice.choice(KINDS) if intermittent else kind
         fault = Fault(actual, 0.3 if intermittent else 1.0, random.Random(dice.randrange(2**32)))
         outcome = run_ranks(name, ranks, 2 * ranks, dice.randrange(10**6), wrong, fault)
+        if not fault.changed:
+            print(f"without effect: {number} {kind} {name} {ranks} ranks, bit {fault.bit}")
+            continue
         tried[kind] += 1
         found[kind] += outcome.found is not None
         if outcome.found and ranks > 2:
-            two["named"] += 1
+            named["any"] += 1
             named["right"] += outcome.found.ranks == (wrong,)
         if outcome.found is None and not intermittent:
             print(f"missed: {number} {kind} {name} {ranks} ranks, bit {fault.bit}: {outcome}")
     for kind in tried:
         print(f"{kind}: {found[kind]} of {tried[kind]} found within two rotations")
-    print(f"right rank named with three ranks or more: {named['right']} of {two['named']}")
+    print(f"right rank named with three ranks or more: {named['right']} of {named['any']}")
 
 
 def try_clean(count: int, dice: random.Random) -> None:
+    """Print how many replays without a fault there were, and how many of them raised an alarm."""
     alarms, done = 0, 0
     while done < count:
         for name in PROGRAMS:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import replay_trials
 import torch
-from replay_trials import KINDS, PROGRAMS, Fault, run_ranks
+from replay_trials import KINDS, PROGRAMS, Exchange, Fault, ThreadContext, run_ranks
 from torch import nn
 from training_jobs import Job, Run
 
+from slipway.train.observe import replay
 from slipway.train.observe.replay import (
     ReplayError,
+    Replays,
+    WrongArithmetic,
+    WrongArithmeticError,
     describe,
     describe_processor,
     find_wrong_ranks,
+    known_wrong,
     rebuild,
     require_replayable,
 )
@@ -75,6 +81,33 @@ def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(mon
     outcome = run_ranks("plain", 2, 4, 3, 1, Fault("wrong bit", 1.0, random.Random(1)))
     assert outcome.found is None
     assert "do not compute the same bits, first in the output of 0." in outcome.said[0]
+
+
+def test_auto_measures_anew_after_a_return_to_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ThreadContext(Exchange(1), 0, 1)
+    replays, replayed = Replays(context, nn.Linear(2, 2), lambda batch: None, "auto"), []  # type: ignore[arg-type,return-value]
+
+    def fail_first(step: int) -> None:
+        replayed.append(step)
+        if len(replayed) == 1:
+            raise WrongArithmeticError("", WrongArithmetic((0,), 0, "the loss"))
+
+    monkeypatch.setattr(replays, "_replay", fail_first)
+    for step in range(1, 23):
+        with suppress(WrongArithmeticError):
+            replays.look(step)
+    assert replayed == [11, 22]
+    assert isinstance(replays._every, int)
+
+
+def test_a_rank_that_cannot_compute_known_answers_is_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(replay, "find_wrong", fail)
+    assert known_wrong(CPU) == ""
+    monkeypatch.setattr(replay, "find_wrong", lambda device, seed, times: "sum" if seed == 2 else "")
+    assert known_wrong(CPU) == "sum"
 
 
 @pytest.mark.parametrize(

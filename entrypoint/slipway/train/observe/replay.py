@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,8 @@ class Replays:
         if not due:
             return
         begun = time.monotonic()
+        if choosing:
+            self._steps = 0  # if the training returns to a snapshot, its steps are timed anew
         self._replay(step)
         if choosing and self.active:
             cost, per_step = time.monotonic() - begun, (begun - self._since) / TIMED
@@ -164,7 +166,8 @@ class Replays:
         try:
             own = self._sign(given)
         except Exception as error:  # whatever it is, the others wait for this rank
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            reason = (str(error).splitlines() or [""])[0]
+            reason = reason if isinstance(error, ReplayError) else f"{type(error).__name__}: {reason}"
             own = torch.zeros(len(self.places), dtype=torch.int64)
         failed = self._context.gather_number(bool(reason))
         if any(failed):
@@ -236,8 +239,7 @@ class Replays:
 
     def _judge(self, first: list[Signature], again: list[Signature], source: int) -> None:
         """Raise WrongArithmeticError, or stop the replays if what differs is not a wrong result."""
-        wrong = [find_wrong(self._context.device, seed, KNOWN_TIMES) for seed in range(KNOWN_SEEDS)]
-        own = next(filter(None, wrong), "")
+        own = known_wrong(self._context.device)
         failing = [rank for rank, failed in enumerate(self._context.gather_number(bool(own))) if failed]
         known = self._context.share_text(own, failing[0]) if failing else ""
         if 2 * len(failing) > len(first):  # nothing that is wrong on most ranks is one rank's fault
@@ -267,6 +269,14 @@ TO_REPEAT = (
     "That is no fault if the arithmetic depends on the order of threads; torch.use_deterministic_algorithms(True) makes it "
     "repeatable. If in doubt, type `slipway check --burn 60` on each node."
 )
+
+
+def known_wrong(device: torch.device) -> str:
+    """Return what is wrong first among problems with known answers; empty if nothing is, or if they cannot be computed."""
+    with suppress(Exception):  # whatever it is, the others wait for this rank
+        wrong = (find_wrong(device, seed, KNOWN_TIMES) for seed in range(KNOWN_SEEDS))
+        return next(filter(None, wrong), "")
+    return ""
 
 
 def find_wrong_ranks(first: Sequence[Signature], again: Sequence[Signature]) -> list[int] | None:
