@@ -286,6 +286,8 @@ def failing(error: Exception) -> Fetch:
     [
         (FakeAws(), failing(TimeoutError("timed out")), "--http-put-response-hop-limit 2`, or use the host's network"),
         (FakeAws(), failing(ConnectionRefusedError(111, "refused")), "gives no usable answer"),
+        (FakeAws(), fetch_from("http://[bad"), "gives no usable answer"),
+        (FakeGcp(), fetch_from("http://127.0.0.1:port"), "gives no usable answer"),
         (FakeAws(), lambda *_: Answer(403, ""), "--http-endpoint enabled`"),
         (FakeAws(), lambda *_: Answer(200, "<html>\n"), "HTTP status 200 for /latest/api/token"),
         (FakeGcp(), lambda *_: Answer(404, ""), "HTTP status 404 for instance/preempted"),

@@ -54,10 +54,10 @@ class RefusedError(OSError):
 
 
 def fetch_from(base: str) -> Fetch:
-    """What sends requests to the service at this address."""
-    place = urlsplit(base)
+    """What sends requests to the service at this address; an address that makes no sense is a ValueError of each request."""
 
     def fetch(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        place = urlsplit(base)
         connection = http.client.HTTPConnection(place.hostname or "", place.port or 80, timeout=TIMEOUT + WAIT)
         try:
             connection.request(method, path, headers=dict(headers))
