@@ -6,11 +6,12 @@ from pathlib import Path
 
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
-from test_memory import IN_MEMORY, JOB, steps_of, wait_for_memory
+from test_memory import IN_MEMORY, JOB, process_of, steps_of, wait_for_memory
 from test_warm import parked
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.run_directory.directory import RunDirectory
+from slipway.process.tree import lives
 
 Node = Callable[..., Launcher]
 
@@ -29,7 +30,9 @@ def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is
         lambda: [spare.node for spare in RunDirectory(run).node(0).spares or ()] == [2], "the spare node's record"
     )
     assert parked(jobs[2])
+    rank = process_of(tmp_path / "disk-1", 1)
     jobs[1].signal(signal.SIGKILL)
+    wait_until(lambda: not lives(rank), "the end of the rank on the node that is killed")
     rules.let_go(held)
     assert [jobs[rank].end(2 * PATIENCE) for rank in (0, 2)] == [0, 0], jobs[0].text + jobs[2].text
     assert "takes place 1 of 2 in the job" in jobs[0].text
