@@ -513,6 +513,8 @@ async def lose(launcher: Launcher, dice: random.Random) -> None:
     launcher.world.log(launcher.process.name, f"HARM: {how}")
     if how == "told":
         ask_to_stop(launcher)
+        while not launcher.done:  # else the next one of this rank finds it taken
+            await asyncio.sleep(0.5)
         return
     if how == "frozen":
         launcher.process.freeze()
