@@ -61,7 +61,7 @@ trim_all() {
     drop "the packages' own tests" {numpy,sympy,networkx}/**/tests {mpmath,pyarrow}/tests
     strip_symbols torch/lib/libtorch_{cpu,python}.so
     strip_symbols pyarrow/*.so*
-    strip_symbols hf_xet/*.so tokenizers/*.so yaml/*.so PIL/*.so
+    strip_symbols hf_xet/*.so obstore/*.so tokenizers/*.so yaml/*.so PIL/*.so
 }
 
 if [[ -d nvidia ]]; then trim_cuda; fi

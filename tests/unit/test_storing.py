@@ -53,7 +53,7 @@ def test_a_bucket_without_its_library_ends_with_78_and_the_command_to_type(
     monkeypatch.setattr(storing, "find_spec", lambda name: None)
     answer = slipway("run", "--store", address, "linear")
     assert answer.code == 78
-    assert "pip install 'slipway[store]'" in answer.err.replace('"', "'"), answer.err
+    assert "pip install 'obstore'" in answer.err.replace('"', "'"), answer.err
     assert not Path("runs").exists()
 
 

@@ -310,7 +310,7 @@ def require_store(address: StoreAddress) -> None:
     if address.scheme != "file" and find_spec("obstore") is None:
         raise LaunchError(
             f"--store {address} needs obstore, which {sys.executable} does not have: this Slipway was installed without its "
-            f"extra `store`. Type: {pip_install('slipway[store]')}"
+            f"extra `store`. Type: {pip_install('obstore')}"
         )
 
 
