@@ -126,7 +126,7 @@ def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tm
     assert about["where"] == ["node 0 (gpu07), rank 3"]
     assert about["lost time"] == ["waiting for rank 3: 6.1 %"]
     assert about["replicas"][0].startswith(
-        "differed at step 4, 2023-11-14 22:13:20 UTC, node 1 (gpu08): rank 7 differs"
+        "the replicas differed at step 4, 2023-11-14 22:13:20 UTC, node 1 (gpu08): rank 7 differs"
     )
     tries = page.sections["attempts"][1:]
     assert [row[0] for row in tries] == ["1", "2"]
