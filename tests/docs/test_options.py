@@ -104,7 +104,7 @@ def mistakes(text: str) -> list[str]:
     parsed = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     if parsed.returncode:
         return [parsed.stderr]
-    commands = list(read_commands(text))
+    commands = list(read_commands(text.replace("$PWD", str(Path.cwd()))))
     return [f"{shlex.join(words)}: {mistake}" for words in commands for mistake in mistakes_of_command(words)]
 
 

@@ -42,7 +42,8 @@ def test_the_compute_capability_is_that_of_the_torch_inside() -> None:
 
 
 def test_the_layers_add_up() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", README, re.MULTILINE)
+    table = README[README.index("| layer |") :]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", table, re.MULTILINE)
     sizes = {name: (float(disk), float(packed)) for name, disk, packed in rows}
     total = sizes.pop("in all")
     assert [sum(column) for column in zip(*sizes.values(), strict=True)] == [
