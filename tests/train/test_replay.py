@@ -132,16 +132,16 @@ def test_a_processor_is_told_from_others_by_what_its_bits_depend_on() -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.randn(3, 4),
-        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        torch.randn(4, 3).t(),
+        torch.arange(12.0).reshape(3, 4),
+        torch.arange(120.0).reshape(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.arange(12.0).reshape(4, 3).t(),
         torch.arange(7)[1:5],
         torch.tensor(2.5),
         torch.tensor([True, False]),
-        torch.randn(5).bfloat16(),
+        torch.arange(5.0).bfloat16(),
         torch.empty(0, 3),
     ],
-    ids=str,
+    ids=("matrix", "channels last", "transposed", "slice", "number", "booleans", "bf16", "empty"),
 )
 def test_a_tensor_arrives_as_it_was_in_memory_of_its_own(tensor: torch.Tensor) -> None:
     copy = rebuild(raw_bytes(tensor), describe("x", tensor), CPU)
