@@ -506,7 +506,7 @@ async def replaced(world: World) -> list[Job]:
 
 
 async def lose(launcher: Launcher, dice: random.Random) -> None:
-    """A launcher is told to go, is killed, or is frozen and then killed."""
+    """A launcher is asked to leave, is killed, or is frozen and then killed."""
     if launcher.done:
         return
     how = dice.choice(("told", "killed", "frozen"))

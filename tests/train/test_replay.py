@@ -83,7 +83,7 @@ def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(mon
     assert "do not compute the same bits, first in the output of 0." in outcome.said[0]
 
 
-def test_auto_measures_anew_after_a_return_to_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_measures_again_after_a_return_to_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     context = ThreadContext(Exchange(1), 0, 1)
     replays, replayed = Replays(context, nn.Linear(2, 2), lambda batch: None, "auto"), []  # type: ignore[arg-type,return-value]
 

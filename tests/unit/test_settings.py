@@ -397,3 +397,9 @@ def test_an_option_without_a_value_and_a_file_that_is_not_there_are_refused(
     with pytest.raises(LaunchError) as caught:
         read_sources(options, {"SLIPWAY_RUNS": "/here"})
     assert all(part in str(caught.value) for part in says.split(" .* "))
+
+
+@pytest.mark.parametrize("text", ["2+", "2+-1", "2+x"])
+def test_spare_nodes_without_a_number_are_refused_with_their_form(text: str) -> None:
+    with pytest.raises(ValueError, match=r"NODES\+SPARES is needed, such as 2\+1"):
+        BY_NAME["WORLD_SIZE"].parse(text)

@@ -33,8 +33,8 @@ def download(
 ) -> Path:
     """Fetch a snapshot into a run directory. Returns its path there.
 
-    `note` is told the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was deleted
-    meanwhile.
+    `note` is called with the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was
+    deleted meanwhile.
     """
     folder = snapshots_folder(run, stored.place.part)
     make_folder(run / SNAPSHOTS)

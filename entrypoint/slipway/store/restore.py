@@ -41,7 +41,7 @@ def restore(
     note: Callable[[int], None] = lambda size: None,
 ) -> Restored:
     """Fetch what these `ranks` need of the newest complete snapshot that verifies, unless the run directory at `path` has it, or
-    a later one. Where all ranks hold the same, that is for rank 0: the others get it from there. `note` is told the
+    a later one. Where all ranks hold the same, that is for rank 0: the others get it from there. `note` is called with the
     size of each piece.
 
     Raises StoreError, OSError.

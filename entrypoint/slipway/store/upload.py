@@ -78,7 +78,7 @@ def upload(
     note: Callable[[int, int], None] = lambda done, total: None,
     abandoned: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Copy a snapshot's `folder` to its place in the store. `note` is told the bytes done, and of how many.
+    """Copy a snapshot's `folder` to its place in the store. `note` is called with the bytes that are done, and with all bytes.
 
     Raises VanishedError and DamagedError for the folder, AbandonedError, StoreError, and SupersededAttemptError where a later
     attempt has claimed the run. Whatever it raises, readers find no manifest, and so no snapshot.

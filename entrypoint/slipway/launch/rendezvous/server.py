@@ -61,7 +61,7 @@ class State:
     telling: dict[int, tuple[Standing, ...]] = field(default_factory=dict)
 
     def start_of(self, node_rank: int) -> wire.Start:
-        """What a launcher is told at the start: its place, or that it is a spare node."""
+        """What a launcher receives at the start: its place, or that it is a spare node."""
         assert self.start
         place = self.places.get(node_rank, SPARE)
         return replace(self.start, group_rank=place, notes=() if place == SPARE else self.start.notes)

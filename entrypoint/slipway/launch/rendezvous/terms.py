@@ -28,7 +28,7 @@ class Terms:
     `timeout` is how long launchers wait for each other; `patience` how long the verdict waits for the other nodes once one
     has failed: at least the grace for stopping workers; `heartbeat` how much silence makes a node a lost one, where this
     is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `spares` more may wait to take
-    the place of one that is lost; `replaced`: somebody starts another launcher for one that is told to go, so that the others
+    the place of one that is lost; `replaced`: somebody starts another launcher for one that is asked to leave, so that the others
     need not stop for good; `awaits`: they wait for one in the place of a node whose machine goes away, too. `folder` holds the
     runs; `say` prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its
     lifetime. `doubtful`: whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler

@@ -69,6 +69,8 @@ def _nodes(text: str) -> NodeCount:
             raise ValueError("an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed")
         if number(nodes) == 1:
             raise ValueError("at least two nodes are needed beside spare ones")
+        if not spares.isdecimal():
+            raise ValueError("NODES+SPARES is needed, such as 2+1")
         return NodeCount(number(nodes), number(nodes), number(spares))
     low, colon, high = text.partition(":")
     least, most = (number(part) for part in (low, high if colon else low))

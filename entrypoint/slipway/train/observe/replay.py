@@ -114,7 +114,7 @@ class Replays:
             return
         begun = time.monotonic()
         if choosing:
-            self._steps = 0  # if the training returns to a snapshot, its steps are timed anew
+            self._steps = 0  # if the training returns to a snapshot, its steps are timed again
         self._replay(step)
         if choosing and self.active:
             cost, per_step = time.monotonic() - begun, (begun - self._since) / TIMED
