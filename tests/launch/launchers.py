@@ -110,7 +110,8 @@ if args.then == "save":
         sys.exit(0)
     signal.signal(signal.SIGTERM, save)
     print("waiting", flush=True)
-    time.sleep(300)
+    while True:  # A signal that comes right before a sleep is handled by Python after it.
+        time.sleep(0.1)
 if args.then != "finish":
     dist.barrier()
 dist.destroy_process_group()
@@ -137,6 +138,6 @@ if then == "save":
         sys.exit(0)
     signal.signal(signal.SIGTERM, save)
     print("waiting", flush=True)
-if then != "finish":
-    time.sleep(300)
+while then != "finish":  # A signal that comes right before a sleep is handled by Python after it.
+    time.sleep(0.1)
 """

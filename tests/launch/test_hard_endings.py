@@ -38,7 +38,7 @@ def test_a_rank_that_saves_slowly_is_not_killed_because_another_is_gone(
         "    while not os.path.exists('gone'): time.sleep(0.01)\n"
         "    open('saved', 'w').write(str(len(count))); sys.exit(0)\n"
         "if os.environ['RANK'] == '0': signal.signal(signal.SIGTERM, save)\n"
-        "print('ready', os.getpid(), flush=True); time.sleep(300)\n",
+        "print('ready', os.getpid(), flush=True)\nwhile True: time.sleep(0.1)\n",
     )
     job = start(script, NPROC_PER_NODE="2", **rules.variables())
     job.wait_for("[0:0] ready")
@@ -65,7 +65,7 @@ def test_a_stop_while_a_script_is_being_started_is_not_lost(start: Start, rules:
 def test_a_script_that_turns_a_signal_into_128_and_its_number_was_stopped(
     start: Start, rules: Rules, tmp_path: Path
 ) -> None:
-    body = "signal.signal(15, lambda *_: sys.exit(143))\nprint('ready', flush=True)\ntime.sleep(300)"
+    body = "signal.signal(15, lambda *_: sys.exit(143))\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)"
     job = start(write(tmp_path, body), **rules.variables())
     job.wait_for("[0:0] ready")
     job.wait_for("[0:1] ready")

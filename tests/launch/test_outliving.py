@@ -111,7 +111,8 @@ def save(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 print("waiting", flush=True)
-time.sleep(300)
+while True:  # A signal that comes right before a sleep is handled by Python after it.
+    time.sleep(0.1)
 """
 
 

@@ -474,10 +474,17 @@ def agree_or_watch(rank: int, rendezvous: Rendezvous) -> Ending | None:
     return rendezvous.report(make_outcome(rank, "peer"), AGAIN)
 
 
+def join_with_a_spare_node(job: Crew) -> dict[int, Any]:
+    """Any two of the three nodes are enough to start, so node 2 is the spare only where it comes after the others."""
+    job.open(0, 1)
+    gos = job.join()
+    job.open(2)
+    return gos | job.join(2)
+
+
 def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(crew: Callable[..., Crew]) -> None:
     job = crew(2, spares=1)
-    job.open(0, 1, 2)
-    assert {rank: go.group_rank for rank, go in job.join().items()} == {0: 0, 1: 1, 2: -1}
+    assert {rank: go.group_rank for rank, go in join_with_a_spare_node(job).items()} == {0: 0, 1: 1, 2: -1}
     job.close(1)
     job.wait_for_news(0)
     endings = job.all(agree_or_watch)
@@ -511,8 +518,7 @@ def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew:
 
 def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(crew: Callable[..., Crew]) -> None:
     job = crew(2, spares=1)
-    job.open(0, 1, 2)
-    job.join()
+    join_with_a_spare_node(job)
     job.close(0)
     ending = job.all(agree_or_watch, 2)[2]
     assert (ending.verdict.word, ending.verdict.first.node_rank, ending.pause) == ("lost", 0, 0.0)
@@ -520,8 +526,7 @@ def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(crew: Callable[...,
 
 def test_a_spare_node_that_is_asked_to_stop_watches_no_longer(crew: Callable[..., Crew]) -> None:
     job = crew(2, spares=1)
-    job.open(0, 1, 2)
-    job.join()
+    join_with_a_spare_node(job)
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     assert job.rendezvous[2].watch(AGAIN, lambda: True) is None
     assert not job.rendezvous[0].stops
