@@ -18,7 +18,7 @@ class Script(NamedTuple):
     files: Mapping[str, str] = {}
     variables: Mapping[str, str] = {}
     words: tuple[str, ...] = ("script.py",)
-    cold: str = ""
+    cold: str = ""  # how the reason begins why its restart is cold; "-": no reason is reported, or it is warm
 
 
 ENVIRON = """
@@ -200,7 +200,8 @@ SCRIPTS = {
     "a module is reloaded": Script("import importlib, torch.nn.functional as F\nimportlib.reload(F)\nprint(F)"),
     "it replaces itself": Script(
         "import os, sys, torch\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, '-u', sys.argv[0], 'again'])\n"
-        "print(sys.argv, torch.get_num_threads())"
+        "print(sys.argv, torch.get_num_threads())",
+        cold="-",
     ),
     "its threads are counted": Script("import threading, torch\nprint(threading.active_count(), torch.get_num_threads())"),
     "variables change after torch": Script(f"{THREADS}\nimport os\nos.environ['OMP_NUM_THREADS'] = '1'\nprint(torch.get_num_threads())"),
@@ -208,7 +209,7 @@ SCRIPTS = {
         "import os, tempfile, torch\nos.environ['TMPDIR'] = os.getcwd()\nprint(tempfile.gettempdir() == os.getcwd())"
     ),
     "it has a module named like one of torch's": Script(
-        "import torch, tqdm\nprint(tqdm.tqdm)", files={"tqdm.py": "tqdm = 1"}, cold="tqdm comes from"
+        "import torch, tqdm\nprint(tqdm.tqdm)", files={"tqdm.py": "tqdm = 1"}, cold="tqdm"
     ),
     "it sets OMP_NUM_THREADS": Script(f"import os; os.environ['OMP_NUM_THREADS'] = '1'\n{THREADS}", cold="OMP_NUM_THREADS was set"),
     "it sets it behind Python's back": Script(f"import os; os.putenv('OMP_NUM_THREADS', '1')\n{THREADS}", cold="OMP_NUM_THREADS was set"),
@@ -239,7 +240,7 @@ SCRIPTS = {
         },
         variables={"PYTHONPATH": "."},
     ),
-    "it never imports torch": Script("print(1)", cold="-"),
+    "it never imports torch": Script("print(1)", cold="-"),  # nothing is reported; one that ends soon may end before the report
 }  # fmt: skip
 PULL = ("which modules there are", "what it is as a main module", "it sets OMP_NUM_THREADS")
 
@@ -257,12 +258,14 @@ def test_a_script_prints_the_same_in_a_warm_restart_or_its_restart_is_cold(tmp_p
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     cold = run_cold(script.words, tmp_path, script.variables)
+    if script.cold == "-" and cold.imports.why is None:
+        return
     if script.cold and cold.imports.why != "":
-        assert cold.imports.why is None if script.cold == "-" else str(cold.imports.why).startswith(script.cold)
+        assert str(cold.imports.why).startswith(script.cold)
         return
     assert cold.imports.why == "", cold
     with parked(script.words, tmp_path, script.variables, cold.imports) as spare:
-        if script.cold:
+        if script.cold not in ("", "-"):
             assert spare.why.startswith(script.cold)
             return
         assert spare.waits, spare.why

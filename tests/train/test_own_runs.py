@@ -31,7 +31,7 @@ from slipway.train.own.sources import places_of, seeds_of
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
-require_first = own_run.require_first
+require_first, leave_process = own_run.require_first, ResumableRun._leave  # before a fixture replaces them
 
 
 def begin(width: int = 1, **more: Any) -> tuple[ResumableRun, Step]:
@@ -118,6 +118,25 @@ def test_a_stop_by_the_launcher_is_an_outcome_and_no_failure(tmp_path: Path, mon
     assert (tmp_path / "job" / "node-0" / "honours-stop").exists(), (
         "else the launcher signals what is about to end by itself"
     )
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_rank_that_torchrun_ends_because_another_failed_ends_at_once(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    handle_as_usual(signal.SIGTERM, request)
+    for name, value in worker_environment(tmp_path / "job", "none").items():
+        monkeypatch.setenv(name, value)
+    run, step = begin()
+    step()
+    if stopped:  # then the launcher has raised the flag, and the signal has no effect
+        raise_stop_flag(tmp_path / "job")
+    os.kill(os.getpid(), signal.SIGTERM)
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    leave_process(run)
+    assert sent == ([] if stopped else [signal.SIGTERM])
+    assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) != stopped
 
 
 def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.snapshots.resume import SearchResult, choose_source
+from slipway.train.snapshots.resume import TOGETHER, SearchResult, choose_source, split_tensors
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
@@ -95,3 +95,25 @@ def test_all_ranks_choose_a_refusal_else_the_newest_else_the_damage(reports: lis
         assert chosen == reports.index((finding, step))
     if finding == SearchResult.DAMAGED:
         assert set(findings) <= {SearchResult.DAMAGED, SearchResult.NOTHING}
+
+
+MIB = 2**18  # numbers of four bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "exchanges"),
+    [
+        ([], []),
+        ([0, 1, 2], [3]),
+        ([MIB] * 17, [16, 1]),
+        ([1, 100 * MIB, 1], [1, 1, 1]),
+        ([8 * MIB, 8 * MIB, 0, 1], [3, 1]),
+    ],
+)
+def test_small_tensors_are_sent_together_and_a_large_one_alone(sizes: list[int], exchanges: list[int]) -> None:
+    described = [(f"t{number}", [size], "float32") for number, size in enumerate(sizes)]
+    files = {"model": described[: len(sizes) // 2], "optimizer": described[len(sizes) // 2 :]}
+    together = [*split_tensors(files)]
+    assert [len(each) for each in together] == exchanges
+    assert [entry for each in together for _, entry in each] == described
+    assert all(len(each) == 1 or sum(4 * entry[1][0] for _, entry in each) <= TOGETHER for each in together)

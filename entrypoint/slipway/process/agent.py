@@ -82,10 +82,13 @@ def wait_as_standby(launcher: int, link: int) -> int:
 
 
 def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:
-    """Run it in this process, with workers that have `begun` or, where none have, that it starts."""
+    """Run it in this process, with workers that have `begun` or, where none have, that it starts. Does not return."""
     from slipway.process import torchrun  # with torch, which workers that begin early import at the same time
 
-    return torchrun.run_torchrun(terms, begun)
+    code = torchrun.run_torchrun(terms, begun)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # to take down Python with torch in it takes 0.3 s, for which the next attempt would wait
 
 
 def begin_again(argv: Sequence[str], script: warm.Script | None = None) -> Callable[[], int]:

@@ -208,7 +208,7 @@ def is_traced() -> bool:
 def replaced() -> str:
     """A function or class of the standard library in whose place there is another one; empty: none."""
     for name, module in [*sys.modules.items()]:
-        if not is_standard(name) or name.startswith("__"):
+        if not is_standard(name) or name.startswith("__") or name == "sys":  # whose hooks no import calls
             continue
         for attribute, value in [*getattr(module, "__dict__", {}).items()]:
             origin = value.__module__ if isinstance(value, (type, type(replaced))) else None

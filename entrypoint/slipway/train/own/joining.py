@@ -112,14 +112,14 @@ def is_shared(context: Context, environ: Mapping[str, str]) -> bool:
     return not missing
 
 
-def handle_stops(context: Context, environ: Mapping[str, str]) -> dict[signal.Signals, Any]:
+def handle_stops(context: Context, environ: Mapping[str, str], passed_over: set[int]) -> dict[signal.Signals, Any]:
     """Turn the signals that stop a job into the stop flag. Returns what was replaced.
 
-    The launcher raises the flag itself. Elsewhere the first signal does, and a second one has its usual effect. Handlers of the
-    user's own stay.
+    The launcher raises the flag itself, and signals have no effect but that they are noted in `passed_over`. Elsewhere the first
+    signal raises it, and a second one has its usual effect. Handlers of the user's own stay.
     """
     if is_launched(environ):
-        return pass_over_stops()
+        return pass_over_stops(passed_over.add)
     if threading.current_thread() is not threading.main_thread():
         return {}
     usual = {number: signal.getsignal(number) for number in SIGNALS}

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.errors import CODE_OF
-from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS
+from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS, STOP_FILE
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
@@ -135,7 +135,8 @@ class ResumableRun:
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         self._position = Position(context)
-        self._handlers = handle_stops(context, os.environ)
+        self._passed_over: set[int] = set()  # signals
+        self._handlers = handle_stops(context, os.environ, self._passed_over)
         place = context.place
         self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
@@ -478,16 +479,27 @@ class ResumableRun:
 
     def _leave(self) -> None:
         """At the end of the process: let go of models and peers, since a live DDP object may abort it."""
-        if os.getpid() != self._process or not self._over:
+        if os.getpid() != self._process:
             return
-        if self._failed:  # a loop left by `break` cannot raise
+        if self._failed or self._is_ended_with_another:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):
                     stream.flush()
-            os._exit(self._failed)
-        release_models()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            if self._failed:  # a loop left by `break` cannot raise
+                os._exit(self._failed)
+            self._let_go()
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self._over:
+            release_models()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    @property
+    def _is_ended_with_another(self) -> bool:
+        """Whether torchrun sent SIGTERM because another rank failed: no stop was requested. The next attempt waits for this
+        process, and what Python does at its end takes up to a second."""
+        told = signal.SIGTERM in self._passed_over and not self._over
+        return told and not (self._context.place.node_dir / STOP_FILE).exists()
 
 
 class DiskRhythm:

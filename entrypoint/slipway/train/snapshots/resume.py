@@ -8,7 +8,8 @@ the newest one counts of which every part (parts.py) is there, and a rank that h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -41,6 +42,8 @@ from slipway.train.snapshots.snapshot import (
 from slipway.train.worker.context import Context
 
 POLL = 0.05  # seconds between two checks of the disks
+TOGETHER = 2**24  # bytes of tensors that are sent in one exchange
+Described = tuple[str, list[int], str]  # name, shape and type of a tensor
 
 
 class SearchResult(IntEnum):
@@ -340,16 +343,34 @@ def receive_snapshot(
     wants: Callable[[str, str], bool],
 ) -> Snapshot:
     """What each rank `wants` of the snapshot of rank `source`, where it is `own`; by all ranks."""
-    received: dict[str, dict[str, torch.Tensor]] = {}
-    for stem, described in layout["tensors"].items():
-        received[stem] = {}
-        for name, shape, dtype in described:
-            tensor = own.tensors[stem][name].contiguous() if own else make_empty(shape, dtype)
-            context.share(tensor, source)
+    received: dict[str, dict[str, torch.Tensor]] = {stem: {} for stem in layout["tensors"]}
+    for together in split_tensors(layout["tensors"]):
+        tensors = [
+            own.tensors[stem][name].contiguous() if own else make_empty(shape, dtype)
+            for stem, (name, shape, dtype) in together
+        ]
+        context.share_together(tensors, source)
+        for (stem, (name, *_)), tensor in zip(together, tensors, strict=True):
             if wants(stem, name):
                 received[stem][name] = tensor
-            context.beat(Phase.LOAD)
+        context.beat(Phase.LOAD)
     return Snapshot(layout["step"], layout["state"], received)
+
+
+def split_tensors(tensors: Mapping[str, Sequence[Described]]) -> Iterator[list[tuple[str, Described]]]:
+    """Yield described tensors with their files, as many at a time as have TOGETHER bytes; a larger one comes alone."""
+    together: list[tuple[str, Described]] = []
+    size = 0
+    for stem, described in tensors.items():
+        for name, shape, dtype in described:
+            more = math.prod(shape) * getattr(torch, dtype).itemsize
+            if together and size + more > TOGETHER:
+                yield together
+                together, size = [], 0
+            together.append((stem, (name, shape, dtype)))
+            size += more
+    if together:
+        yield together
 
 
 def describe_layout(own: Search) -> dict[str, Any]:
@@ -364,7 +385,7 @@ def describe_layout(own: Search) -> dict[str, Any]:
     return {"failure": None, "path": str(own.path) if own.path else None, **described}
 
 
-def describe_tensors(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, list[int], str]]:
+def describe_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Described]:
     """Name, shape and type of each tensor, as JSON can carry them."""
     return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,18 @@ class RankCollectives:
             for piece in pieces_of(tensor):
                 dist.broadcast(piece, source, group=self.side)
         return tensor
+
+    def share_together(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+        """`share` for several tensors in one exchange, since each exchange takes about a millisecond."""
+        if len(tensors) == 1 or self.side is None:
+            for tensor in tensors:
+                self.share(tensor, source)
+            return
+        parts = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
+        data = self.share(torch.cat(parts), source)
+        if self.place.rank != source:
+            for part, sent in zip(parts, torch.split(data, [part.numel() for part in parts]), strict=True):
+                part.copy_(sent)
 
     def share_text(self, text: str, source: int = 0) -> str:
         """Rank `source`'s text, on every rank."""

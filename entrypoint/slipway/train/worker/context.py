@@ -130,10 +130,10 @@ def outside_job() -> Iterator[Context]:
         yield Context(place, open_device(place), None, Heartbeat(rank_file(Path(folder), HEARTBEATS, 0)))
 
 
-def pass_over_stops() -> dict[signal.Signals, Any]:
+def pass_over_stops(note: Callable[[int], object] = lambda number: None) -> dict[signal.Signals, Any]:
     """Survive the signals that stop a job, which some schedulers send to every process: the flag has been asked for instead.
 
-    Returns what was replaced, Python's defaults, by a handler that does nothing: unlike SIG_IGN it is not inherited by
+    Returns what was replaced, Python's defaults, by a handler that only calls `note`: unlike SIG_IGN it is not inherited by
     programs that this process starts. What the script handles itself, and what is ignored already, stays.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -141,7 +141,7 @@ def pass_over_stops() -> dict[signal.Signals, Any]:
     ends = (signal.SIG_DFL, signal.default_int_handler)
     deadly = {number: handler for number in STOPS if (handler := signal.getsignal(number)) in ends}
     for number in deadly:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: note(number))
         signal.siginterrupt(number, False)
     return deadly
 
