@@ -1,4 +1,4 @@
-"""What every store has to do. tests/unit runs this with a folder and the fake, tests/store with real servers."""
+"""What every store has to do. tests/unit runs this with a folder and the fake, tests/launch/test_store_server.py with a real server."""
 
 from __future__ import annotations
 

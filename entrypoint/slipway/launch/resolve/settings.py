@@ -173,8 +173,8 @@ SETTINGS = (
         "--resume",
         "none",
         parse_path,
-        "none starts a new run; auto resumes this run or, if no run is named, the workload's latest run; a PATH starts from that "
-        "run or snapshot.",
+        "none: start a new run; auto: resume the named run or, if none is named, the workload's newest run; PATH: start from "
+        "that run or snapshot.",
         "auto|none|PATH",
     ),
     Setting(
