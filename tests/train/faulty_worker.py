@@ -11,6 +11,7 @@ flip            [rank, step, number, times]: before that step one bit of weights
                 in that many passes over it
 wrong           [rank, step, times]: from the replay after that step on, that many of its computations have a wrong gradient
 known           rank: known answers are wrong there
+kinds           names: of the kinds of processors that the ranks have
 slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
 simulated       seconds: each part of a step takes so long, and what is `slower` longer, by a simulated clock
 untimed         true: nobody looks how long a rank works by itself
@@ -44,7 +45,7 @@ from slipway.train.loop import fit as loop
 from slipway.train.loop import saving, step, training
 from slipway.train.loop.loader import Loader
 from slipway.train.loop.training import Training
-from slipway.train.observe import replay, stragglers
+from slipway.train.observe import comparability, replay, stragglers
 from slipway.train.observe.own_time import OwnTime
 from slipway.train.observe.replicas import replicated
 from slipway.train.snapshots import resume, snapshot
@@ -104,6 +105,8 @@ def break_steps(faults: Mapping[str, Any], own: int, hold: Callable[[str], None]
         return loss, (first, *others)
 
     training.compute_alone = compute_wrongly
+    if "kinds" in faults:
+        comparability.describe_processor = lambda *_: faults["kinds"][own]
     if faults.get("known") == own:
         replay.find_wrong = lambda *_: "sum in fp32: 1 of 32 numbers"
     wrap(loop, "take_step", begin)

@@ -1,19 +1,22 @@
 """Ranks as threads that replay micro-batches, and faults in the arithmetic of one of them.
 
-    PYTHONPATH=tests/train .venv/bin/python tests/train/replay_trials.py --faults 400 --clean 2000 --seed 1
+    PYTHONPATH=tests/train .venv/bin/python tests/train/replay_trials.py --faults 400 --curve 100 --clean 2000 --seed 1
 
-prints how many faults were found, and how many of the ranks that were named are the right ones. A fault changes what operations
-of torch return in one thread, forward and backward, as a processor would that computes wrongly.
+prints how many faults were found, how soon those are that come and go (`--curve`), and how many of the ranks that were named are the
+right ones. A fault changes what operations of torch return in one thread, forward and backward, as a processor would that computes
+wrongly.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -81,9 +84,9 @@ class ThreadContext:
 class ThreadReplays(Replays):
     """Replays in a thread."""
 
-    def _sign(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _sign(self, *given: Any) -> torch.Tensor:
         with ALONE:
-            return super()._sign(given)
+            return super()._sign(*given)
 
     def _require_equal_weights(self) -> None:
         """They are: no rank trains here."""
@@ -169,10 +172,25 @@ class Fault:
         return wrong
 
 
-class Spoiled(TorchDispatchMode):
-    """In this thread products are as a fault makes them."""
+@dataclass(frozen=True)
+class Dialect:
+    """A kind of processor: of its results, every so many have another last bit than on other kinds."""
 
-    def __init__(self, fault: Fault) -> None:
+    kind: int
+
+    def spoil(self, result: torch.Tensor) -> torch.Tensor:
+        """What comes out of a product on this kind of processor instead of `result`."""
+        if not self.kind or result.dtype not in (torch.float32, torch.bfloat16) or not result.numel():
+            return result
+        own = result.contiguous().clone()
+        own.view(torch.int32 if result.dtype == torch.float32 else torch.int16).view(-1)[:: self.kind + 1] ^= 1
+        return own
+
+
+class Spoiled(TorchDispatchMode):
+    """In this thread products are as a fault makes them, or another kind of processor."""
+
+    def __init__(self, fault: Fault | Dialect) -> None:
         super().__init__()
         self._fault = fault
 
@@ -205,8 +223,19 @@ class Outcome:
     said: tuple[str, ...] = ()
 
 
-def run_ranks(name: str, ranks: int, replays: int, seed: int, wrong: int = -1, fault: Fault | None = None) -> Outcome:
-    """One replay without the `fault`, then so many with it on rank `wrong`; ends with the first that is found."""
+def run_ranks(
+    name: str,
+    ranks: int,
+    replays: int,
+    seed: int,
+    wrong: int = -1,
+    fault: Fault | None = None,
+    kinds: Sequence[int] = (),
+) -> Outcome:
+    """One replay without the `fault`, then so many with it on rank `wrong`; ends with the first that is found.
+
+    `kinds`: of the ranks' processors.
+    """
     program, exchange = PROGRAMS[name], Exchange(ranks)
     torch.manual_seed(seed)
     model, outcomes = program.model(), [Outcome(0) for _ in range(ranks)]
@@ -215,19 +244,21 @@ def run_ranks(name: str, ranks: int, replays: int, seed: int, wrong: int = -1, f
         context = ThreadContext(exchange, rank, ranks)
         own = copy.deepcopy(model)
         mine = fault if rank == wrong else None
-        spoil = Spoiled(mine) if mine else None
+        spoil = Spoiled(mine) if mine else nullcontext()
+        dialect = Spoiled(Dialect(kinds[rank])) if kinds else nullcontext()
 
         def work(batch: Tensors) -> Any:
-            if mine is None or not started.is_set():
-                return compute(program, own, None, batch)
-            mine.begin()
-            with spoil:
-                return compute(program, own, mine, batch)
+            with dialect:
+                if mine is None or not started.is_set():
+                    return compute(program, own, None, batch)
+                mine.begin()
+                with spoil:
+                    return compute(program, own, mine, batch)
 
         started = threading.Event()
         if not FIRST:
             started.set()
-        replay_of = ThreadReplays(context, own, work, 1)  # type: ignore[arg-type]
+        replay_of = ThreadReplays(context, own, work, 1, kinds)  # type: ignore[arg-type]
         outcome = outcomes[rank]
         try:
             for step in range(1, replays + 1 + FIRST):
@@ -261,13 +292,14 @@ def run_ranks(name: str, ranks: int, replays: int, seed: int, wrong: int = -1, f
 def main() -> None:
     """Try faults and clean replays, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, count in (("faults", 400), ("clean", 2000), ("seed", 1)):
+    for name, count in (("faults", 400), ("curve", 100), ("clean", 2000), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=count)
     options = parser.parse_args()
     torch.set_num_threads(1)
     dice = random.Random(options.seed)
     print(f"seed {options.seed}")
     try_faults(options.faults, dice)
+    try_curve(options.curve, dice)
     try_clean(options.clean, dice)
 
 
@@ -296,13 +328,37 @@ def try_faults(count: int, dice: random.Random) -> None:
     print(f"right rank named with three ranks or more: {named['right']} of {named['any']}")
 
 
+ROTATIONS = (1, 2, 4, 8)  # after which one looks how many faults were found
+
+
+def try_curve(count: int, dice: random.Random) -> None:
+    """Print the share of faults that was found within some rotations, where a fault shows in a part of the passes only.
+
+    Stuck bits are left out: nobody could tell one that has no effect from one that has not yet shown.
+    """
+    for chance in (0.1, 0.3, 0.5) if count else ():
+        found: list[float] = []
+        for number in range(count):
+            name, ranks = [*PROGRAMS][number % len(PROGRAMS)], 2 + number // 4 % 3
+            kind = dice.choice([each for each in KINDS if each != "stuck lane"])
+            fault = Fault(kind, chance, random.Random(dice.randrange(2**32)))
+            wrong, seed = dice.randrange(ranks), dice.randrange(10**6)
+            outcome = run_ranks(name, ranks, ROTATIONS[-1] * ranks, seed, wrong, fault)
+            found.append(outcome.replays / ranks if outcome.found else math.inf)
+        shares = [f"{sum(each <= most for each in found)} of {count}" for most in ROTATIONS]
+        print(
+            f"shown in {chance:.0%} of the passes: found within {ROTATIONS} rotations: {', '.join(shares)}", flush=True
+        )
+
+
 def try_clean(count: int, dice: random.Random) -> None:
     """Print how many replays without a fault there were, and how many of them raised an alarm."""
     alarms, done = 0, 0
     while done < count:
         for name in PROGRAMS:
             ranks = dice.randrange(2, 5)
-            outcome = run_ranks(name, ranks, 50, dice.randrange(10**6))
+            kinds = [rank % dice.choice((1, 2)) for rank in range(ranks)]
+            outcome = run_ranks(name, ranks, 50, dice.randrange(10**6), kinds=kinds)
             done += outcome.replays
             alarms += outcome.found is not None or bool(outcome.said)
     print(f"{done} clean replays, {alarms} alarms")

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
 
+import numpy as np
 import pytest
 import replay_trials
 import torch
-from replay_trials import KINDS, PROGRAMS, Exchange, Fault, ThreadContext, run_ranks
+import torch.distributed as dist
+from own_runs import assert_equal
+from replay_trials import KINDS, PROGRAMS, Exchange, Fault, Outcome, Program, ThreadContext, class_loss, run_ranks
 from torch import nn
 from training_jobs import Job, Run
 
 from slipway.train.observe import replay
-from slipway.train.observe.replay import (
-    ReplayError,
-    Replays,
-    WrongArithmetic,
-    WrongArithmeticError,
-    describe,
-    describe_processor,
-    find_wrong_ranks,
-    known_wrong,
-    rebuild,
-    require_replayable,
-)
+from slipway.train.observe.comparability import NoCollectives, describe_processor, kinds_of_ranks, require_replayable
+from slipway.train.observe.micro_batches import ReplayError, describe, put_together, rebuild, take_apart
+from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError, find_wrong_ranks, known_wrong
 from slipway.train.snapshots.snapshot import Snapshot, load_newest, save_snapshot, set_aside
 from slipway.train.snapshots.tensors import raw_bytes
 
@@ -74,6 +72,55 @@ def test_each_kind_of_fault_is_found_and_the_rank_is_named(name: str, kind: str)
 def test_healthy_ranks_are_not_suspected(name: str) -> None:
     outcome = run_ranks(name, 3, 20, 11)
     assert (outcome.replays, outcome.found, outcome.said) == (20, None, ())
+
+
+KINDS_OF_RANKS = [
+    ((0, 0, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5)),
+    ((0, 1, 0, 1, 0, 2), (0, 2, 4)),  # of the pair 1 and 3 nobody is named
+    ((3, 0, 3, 3), (0, 2, 3)),
+]
+
+
+@pytest.mark.parametrize(("kinds", "named"), KINDS_OF_RANKS)
+def test_ranks_with_different_processors_are_compared_with_those_of_their_kind(
+    kinds: tuple[int, ...], named: tuple[int, ...]
+) -> None:
+    assert run_ranks("plain", len(kinds), 6, 5, kinds=kinds) == Outcome(6)
+    for wrong, kind in enumerate(kinds):
+        found = run_ranks("plain", len(kinds), 3, 7, wrong, Fault("wrong bit", 1.0, random.Random(wrong)), kinds).found
+        if kinds.count(kind) == 1:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.ranks == ((wrong,) if wrong in named else ())
+
+
+class Processors(ThreadContext):
+    """Ranks that have these, seen from one of them."""
+
+    def __init__(self, kinds: Sequence[str], rank: int = 0) -> None:
+        super().__init__(Exchange(1), rank, len(kinds))
+        self.kinds = kinds
+
+    def gather_number(self, number: float) -> list[float]:
+        return [crc32(kind.encode()) for kind in self.kinds]
+
+    def share_text(self, text: str, source: int = 0) -> str:
+        return self.kinds[source]
+
+
+def test_kinds_of_processors_are_listed_once() -> None:
+    same, mixed = Processors(["A"] * 3), Processors(["A", "B", "A", "C", "A"])
+    assert len(set(kinds_of_ranks(same))) == 1  # type: ignore[arg-type]
+    assert same.said == []
+    kinds = kinds_of_ranks(mixed)  # type: ignore[arg-type]
+    assert [kinds.index(kind) for kind in kinds] == [0, 1, 0, 3, 0]
+    assert mixed.said == [
+        "note: replays: rank 0 and 2 more have A; rank 1 has B; rank 3 has C. Results of different kinds differ in the last bits: "
+        "each rank is compared with those of its own kind only. Nothing is compared with rank 1, 3"
+    ]
+    with pytest.raises(ReplayError, match=r"rank 0 has A; rank 1 has B. Results .* so none can be compared"):
+        kinds_of_ranks(Processors(["A", "B"]))  # type: ignore[arg-type]
 
 
 def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +197,93 @@ def test_a_tensor_arrives_as_it_was_in_memory_of_its_own(tensor: torch.Tensor) -
     assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
 
 
+class Point(NamedTuple):
+    """A tuple with names."""
+
+    x: int
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(2), torch.arange(3)),
+        ({"x": torch.ones(2), 7: [torch.zeros(1), "text", None]}, (1, 2.5, True)),
+        ([], {}, (), "", float("inf"), -(2**70)),
+        ([[[[torch.arange(4.0).reshape(2, 2).t()]]]],),
+        (torch.ones(3, requires_grad=True),),
+        (torch.ones(1).expand(4, 4),),
+        (torch.ones(2, dtype=torch.complex64).conj(),),
+        (UserDict(x=torch.ones(2)),),
+    ],
+    ids=("tensors", "nested", "empty", "deep", "with a gradient", "expanded", "conjugate", "another mapping"),
+)
+def test_a_micro_batch_arrives_as_it_was_sent(batch: tuple[Any, ...]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    parts = json.loads(json.dumps(take_apart(batch, "batch", tensors)))
+    copy = put_together(
+        parts, {name: rebuild(raw_bytes(each), describe(name, each), CPU) for name, each in tensors.items()}
+    )
+    assert_equal(copy, tuple(dict(part) if isinstance(part, UserDict) else part for part in batch))
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.ones(2).to_sparse(), "batch[0] is a tensor that is sparse_coo"),
+        (lambda: {"x": [torch.ones(2, 2).to_sparse_csr()]}, "batch[0]['x'][0] is a tensor that is sparse_csr"),
+        (lambda: torch.ones(2, device="meta"), "batch[0] is a tensor that is on the meta device"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "batch[0] is a tensor that is quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "batch[0] is a tensor that is nested"),
+        (lambda: torch.ones(2).as_subclass(type("Image", (torch.Tensor,), {})), "batch[0] is a tensor that is of the class Image"),
+        (lambda: np.ones(2), "batch[0] is an object of ndarray"),
+        (lambda: Point(1), "batch[0] is an object of Point"),
+        (lambda: {1, 2}, "batch[0] is an object of set"),
+        (lambda: print, "batch[0] is an object of builtin_function_or_method"),
+        (lambda: {(1, 2): torch.ones(1)}, "batch[0] has the key (1, 2)"),
+    ],
+)  # fmt: skip
+def test_what_other_ranks_cannot_rebuild_turns_replays_off_with_a_line(
+    make: Callable[[], object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = replace(PROGRAMS["plain"], batch=lambda: (make(), torch.ones(1)))
+    monkeypatch.setitem(PROGRAMS, "odd", odd)
+    outcome = run_ranks("odd", 2, 4, 3)
+    assert outcome.found is None
+    [line] = outcome.said
+    assert line.startswith(f"note: no more replays: rank 0: {reason}. A replay sends dense tensors"), line
+
+
+def test_a_sparse_gradient_turns_replays_off_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse = Program(
+        lambda: nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 5)),
+        lambda: (torch.randint(5, (6,)), torch.randint(5, (6,))),
+        class_loss,
+    )
+    monkeypatch.setitem(PROGRAMS, "sparse", sparse)
+    [line] = run_ranks("sparse", 2, 4, 3).said
+    assert "rank 0: the gradient of 0.weight is a tensor that is sparse_coo" in line
+
+
+@pytest.fixture
+def single_group() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "exchange", [dist.all_reduce, lambda x: dist.broadcast(x, 0), lambda x: dist.all_gather([x.clone()], x)]
+)
+def test_what_exchanges_data_is_refused_in_a_replay(
+    exchange: Callable[[torch.Tensor], object], single_group: None
+) -> None:
+    with NoCollectives(), pytest.raises(ReplayError, match=r"exchanges data between the ranks \(c10d\."):
+        exchange(torch.ones(2))
+    exchange(torch.ones(2))
+
+
 def test_the_last_clean_snapshot_is_never_deleted_and_later_ones_are_set_aside(tmp_path: Path) -> None:
     for step, clean in ((1, 0), (2, 2), (3, 2), (4, 2), (5, 2), (6, 5)):
         save_snapshot(tmp_path, Snapshot(step, {"clean": clean}, {"model": {"x": torch.tensor([step])}}), keep=2)
@@ -183,6 +317,18 @@ def test_a_rank_that_computes_wrongly_once_is_named_and_the_job_ends_bit_for_bit
     [row] = json.loads((run.folder / "replicas.json").read_text())["differences"]
     assert row["kind"] == "arithmetic"
     assert row["nodes"][0].startswith("node 0 (")
+
+
+def test_of_two_kinds_of_processors_each_is_compared_with_itself(start: Callable[..., Job]) -> None:
+    kinds = ["new", "old", "old", "new"]
+    words = ("linear", *OPTIONS, "--replay-every", 4)
+    [run] = start(*words, processes=4, wrong=[2, 12, 1], kinds=kinds).end()
+    assert run.exit_code == 0, run.output
+    assert run.output.count("note: replays: rank 0 and 1 more have new; rank 1 and 1 more have old. Results") == 1
+    assert run.output.count("rank 2 computed wrongly: a micro-batch of rank 2 differs") == 1
+    [run] = start(*words, processes=2, folders=("pair",), kinds=["new", "old"]).end()
+    assert run.exit_code == 0, run.output
+    assert "(--replay-every): rank 0 has new; rank 1 has old. Results of different kinds differ" in run.output
 
 
 def test_the_second_time_within_a_day_the_node_is_unhealthy(job: Start) -> None:

@@ -5,28 +5,23 @@ snapshots/job.py writes and finds them.
 
 from __future__ import annotations
 
-import json
 import math
-import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.protocol.replicas import FindingKind, ReplicaDifference, read_differences, write_differences
 from slipway.train.loop.arithmetic import NonFiniteError, are_finite
 from slipway.train.loop.step import learning_rate
 from slipway.train.loop.training import Training
+from slipway.train.observe.findings import record_finding
 from slipway.train.observe.replay import WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import load_model, load_optimizer_state, load_random_states
-from slipway.train.worker.context import Context
-from slipway.train.worker.launcher import PeerError, UnhealthyError
 
 
 @dataclass
@@ -173,7 +168,7 @@ def go_back(
         context.warn(f"{error}; returning to the newest snapshot, once")
         advice = f"; {error.advice}"
     elif isinstance(error, ReplicasDifferError):
-        record_finding(context, error, FindingKind.DRIFT, proven=False)
+        record_finding(context, error)
         context.say(f"{error}; returning to the newest snapshot, in which the replicas are equal")
     training.verification.forget()
     wait_for_writers(training)
@@ -181,55 +176,7 @@ def go_back(
     if isinstance(error, WrongArithmeticError):
         context.say(f"{error}; returning to a snapshot of step {replays.clean} or before, when all ranks agreed")
         training.snapshots.set_aside(replays.clean)
-        record_finding(context, error, FindingKind.ARITHMETIC, error.proven)
+        record_finding(context, error)
     if not resume(training, "auto"):
         error.args = (f"{error}, and there is no snapshot to return to{advice}",)
         raise error from None
-
-
-DAY = 86_400.0  # seconds; a second wrong replica on the same node within a day is not a coincidence
-UNKNOWN = "the node is unknown"  # there are several, and no majority shows which one is wrong
-
-
-def record_finding(
-    context: Context, error: ReplicasDifferError | WrongArithmeticError, kind: FindingKind, proven: bool
-) -> None:
-    """Record which node was wrong, by all ranks.
-
-    If that is `proven`, or the second time within a day, raises UnhealthyError on that node and PeerError on the others, or an
-    error like the given one if the node is unknown.
-    """
-    difference = error.difference
-    nodes = wrong_nodes(context, difference.ranks)
-    again: list[str] = []
-    if context.place.rank == 0:
-        now, earlier = time.time(), read_differences(context.place.run_dir)
-        recent = {node for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
-        again = [node for node in nodes if node in recent]
-        new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference), kind)
-        write_differences(context.place.run_dir, [*earlier, new])
-    again = json.loads(context.share_text(json.dumps(again)))
-    wrong = nodes if proven else again
-    if UNKNOWN in wrong:
-        text = f"{difference}, for the second time within a day; `slipway check --burn 60` on each node may tell which"
-        error.args = (text,)
-        raise error
-    often = f", for the second time within a day on {node_name(context)}" if node_name(context) in again else ""
-    if node_name(context) in wrong:
-        raise UnhealthyError(f"{difference}{often}")
-    if wrong:
-        raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}")
-
-
-def wrong_nodes(context: Context, ranks: Sequence[int]) -> list[str]:
-    """Return the nodes of the ranks that are wrong; by all ranks."""
-    nodes = list(dict.fromkeys(context.share_text(node_name(context), rank) for rank in ranks))
-    if nodes:
-        return nodes
-    several = len(set(context.gather_number(context.place.node_rank))) > 1
-    return [UNKNOWN if several else node_name(context)]
-
-
-def node_name(context: Context) -> str:
-    """Return this node's name in files and messages."""
-    return f"node {context.place.node_rank} ({socket.gethostname()})"

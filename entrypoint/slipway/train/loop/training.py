@@ -17,8 +17,10 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, decide_compile, read_precision
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
+from slipway.train.observe.comparability import kinds_of_ranks, require_replayable
+from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.own_time import OwnTime
-from slipway.train.observe.replay import ReplayError, Replays, require_one_processor, require_replayable
+from slipway.train.observe.replay import Replays
 from slipway.train.observe.replicas import Verification, replicated
 from slipway.train.observe.stragglers import Stragglers
 from slipway.train.observe.tracing import Tracing
@@ -126,15 +128,15 @@ def make_replays(
     task: Task, precision: Precision, scaler: torch.amp.grad_scaler.GradScaler, options: Common, context: Context
 ) -> Replays:
     """Prepare the replays of micro-batches, none where the options or the model forbid them; a line says why."""
-    every = options.replay_every
+    every, kinds = options.replay_every, list[int]()
     if every and context.side is not None:
         try:
             require_replayable(task.model, task.split is not None)
-            require_one_processor(context)
+            kinds = kinds_of_ranks(context)
         except ReplayError as reason:
             every = 0
             context.say(f"note: no micro-batch is replayed (--replay-every): {reason}")
-    return Replays(context, task.model, lambda batch: compute_alone(task, precision, scaler, batch), every)
+    return Replays(context, task.model, lambda batch: compute_alone(task, precision, scaler, batch), every, kinds)
 
 
 def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -8,31 +8,37 @@ computes loss and gradients from them, with the weights that all have, and train
 from __future__ import annotations
 
 import json
-import os
 import time
-import warnings
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from slipway.options.common import AUTO
-from slipway.protocol.cgroups import read_kernel_file
+from slipway.protocol.mistake import ExplainedError
+from slipway.train.observe.comparability import NoCollectives, repeatable
 from slipway.train.observe.known_answers import find_wrong
+from slipway.train.observe.micro_batches import (
+    ReplayError,
+    describe,
+    put_together,
+    rebuild,
+    require_dense,
+    take_apart,
+)
 from slipway.train.observe.replicas import TIMED, UNTIMED, ReplicaExchange, ReplicasDifferError, interval
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 from slipway.train.snapshots.tensors import is_dense, raw_bytes, sum_of_bits
 from slipway.train.worker.context import Context
 
-Tensors = tuple[torch.Tensor, ...]
-# Of a micro-batch: loss and gradients of all trained parameters, on this rank alone, without effects on the training.
-Compute = Callable[[Tensors], tuple[torch.Tensor, Sequence[torch.Tensor | None]]]
+Batch = tuple[Any, ...]
+# Of a micro-batch: loss and gradients of all parameters (None where there is none), on this rank alone, without effects on the
+# training.
+Compute = Callable[[Batch], tuple[torch.Tensor, Sequence[torch.Tensor | None]]]
 Signature = tuple[int, ...]  # of one computation: a number for each place that `Replays` looks at
 
 PRIME = 1_000_003  # the sums of a module that is called several times are combined as digits of this base
@@ -59,7 +65,7 @@ class WrongArithmetic:
         return f"{what}; known answers were wrong, too ({self.known})" if self.known else what
 
 
-class WrongArithmeticError(Exception):
+class WrongArithmeticError(ExplainedError):
     """A rank computes wrongly; `difference` says which. `proven`: its known answers were wrong, too."""
 
     def __init__(self, text: str, difference: WrongArithmetic, proven: bool = False) -> None:
@@ -67,40 +73,64 @@ class WrongArithmeticError(Exception):
         self.difference, self.proven = difference, proven
 
 
-class ReplayError(Exception):
-    """A micro-batch cannot be replayed in this training; the message says why."""
+@dataclass(frozen=True)
+class Given:
+    """What all ranks compute from: a micro-batch as `take_apart` has it, and by name its tensors, buffers and random states."""
+
+    parts: Any
+    tensors: Mapping[str, torch.Tensor]
 
 
 class Replays:
     """Replays a micro-batch every few steps and compares what the ranks computed."""
 
-    def __init__(self, context: Context, model: nn.Module, compute: Compute, every: int | str) -> None:
-        """`model`: what `compute` uses. `every`: steps between replays, 0 for none, `auto`: as often as is cheap."""
-        self._context, self._model, self._compute = context, model, compute
+    def __init__(
+        self,
+        context: Context,
+        model: nn.Module,
+        compute: Compute,
+        every: int | str,
+        kinds: Sequence[int] = (),
+        alike: bool = True,
+    ) -> None:
+        """`model`: what `compute` uses. `every`: steps between replays, 0 for none, `auto`: as often as is cheap.
+
+        `kinds`: for each rank what it is compared with, those of the same number; by default all ranks are of one kind.
+        `alike`: whether `compute` is known to be the same on all ranks. Otherwise no rank is named before all have agreed once.
+        """
+        self._context, self._model, self._compute, self._alike = context, model, compute, alike
         self._every = 0 if context.side is None else every
-        self._steps, self._since, self._turn = 0, 0.0, 0
-        self._batch: Tensors | None = None
-        self._leaves = [name for name, module in model.named_modules() if not any(module.children())]
+        self._steps, self._since, self._once, self._turn = 0, 0.0, 0.0, 0
+        self._kept: Given | Exception | None = None
+        self._checked = False
+        kinds = kinds or [0] * context.place.world_size
+        self._groups = [[rank for rank, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)]
+        modules = dict(model.named_modules())
+        self._leaves = {name: module for name, module in modules.items() if not any(module.children())}
         self._calls: dict[str, None] = {}  # modules in the order in which the forward pass called them
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._parameters = [name for name, _ in model.named_parameters()]
         self.places = (
             "the micro-batch as it arrived",
             *(f"the output of {name or 'the model'}" for name in self._leaves),
             "the loss",
-            *(f"the gradient of {name}" for name in trained),
+            *(f"the gradient of {name}" for name in self._parameters),
         )
         self.clean = 0  # the last step at which all ranks computed the same
-        self._agreed = False  # whether all ranks computed the same since this process began
+        self.agreed = False  # whether they ever did, since this process began
 
     @property
     def active(self) -> bool:
         """Whether micro-batches are replayed."""
         return self._every != 0
 
-    def keep(self, step: int, batch: Tensors) -> None:
+    def keep(self, step: int, batch: Batch) -> None:
         """Keep the first micro-batch of a step if it is to be replayed; call before anything is computed with it."""
         if self._is_due(step) and self._turn == self._context.place.rank:
-            self._batch = tuple(tensor.clone() for tensor in batch)
+            tensors: dict[str, torch.Tensor] = {}
+            try:
+                self._kept = Given(take_apart(batch, "batch", tensors), tensors)
+            except Exception as error:  # whatever it is, the others wait for this rank
+                self._kept = error
 
     def look(self, step: int) -> None:
         """Call after each step on every rank. Raises WrongArithmeticError or ReplicasDifferError, on all ranks."""
@@ -112,12 +142,12 @@ class Replays:
             self._since = time.monotonic()
         if not due:
             return
-        begun = time.monotonic()
+        begun, self._once = time.monotonic(), 0.0
         if choosing:
             self._steps = 0  # if the training returns to a snapshot, its steps are timed again
         self._replay(step)
         if choosing and self.active:
-            cost, per_step = time.monotonic() - begun, (begun - self._since) / TIMED
+            cost, per_step = time.monotonic() - begun - self._once, (begun - self._since) / TIMED
             self._every = int(self._context.share(torch.tensor([interval(cost, per_step)])))
 
     def _is_due(self, step: int) -> bool:
@@ -127,47 +157,72 @@ class Replays:
 
     def _replay(self, step: int) -> None:
         source, self._turn = self._turn, (self._turn + 1) % self._context.place.world_size
-        batch, self._batch = self._batch, None
         try:
-            given = self._share(batch, source)
+            given = self._share(source)
+            if not self._checked:
+                self._check(given)
             first = self._gather(given)
-            if len(set(first)) == 1:
-                self.clean, self._agreed = step, True
+            if not self._differing(first):
+                self.clean, self.agreed = step, True
                 return
             again = self._gather(given)
+            self._require_equal_weights()
         except ReplayError as reason:
             self._every = 0
             self._context.say(f"note: no more replays: {reason}")
             return
-        self._require_equal_weights()
         self._judge(first, again, source)
 
-    def _share(self, batch: Tensors | None, source: int) -> dict[str, torch.Tensor]:
-        """Rank `source`'s micro-batch, buffers and random generators, on every rank, each in memory of its own."""
-        context, own = self._context, {}
-        if batch is not None:
-            own = {f"batch.{number}": tensor for number, tensor in enumerate(batch)}
-            own |= {f"buffer.{name}": buffer for name, buffer in self._model.named_buffers()}
-            own |= {f"random.{name}": state for name, state in self._random_states().items()}
-            own = {name: tensor if is_dense(tensor) else tensor.contiguous() for name, tensor in own.items()}
-        forms = json.loads(context.share_text(json.dumps([describe(*item) for item in own.items()]), source))
-        parts = [raw_bytes(tensor).cpu() for tensor in own.values()]
+    def _share(self, source: int) -> Given:
+        """What rank `source` has kept, on every rank, in memory of its own. Raises ReplayError, on all ranks."""
+        context, own, reason = self._context, Given(None, {}), ""
+        if context.place.rank == source:
+            try:
+                own = self._complete(self._kept)
+            except Exception as error:  # whatever it is, the others wait for this rank
+                reason = explain(error)
+        self._kept = None
+        layout = {"parts": own.parts, "tensors": [describe(*item) for item in own.tensors.items()], "reason": reason}
+        layout = json.loads(context.share_text(json.dumps(layout), source))
+        if layout["reason"]:
+            raise ReplayError(f"rank {source}: {layout['reason']}")
+        forms = layout["tensors"]
+        parts = [raw_bytes(tensor).cpu() for tensor in own.tensors.values()]
         data = torch.cat(parts) if parts else torch.empty(sum(form["bytes"] for form in forms), dtype=torch.uint8)
         context.share(data, source)
         pieces = torch.split(data, [form["bytes"] for form in forms])
-        return {form["name"]: rebuild(piece, form, context.device) for form, piece in zip(forms, pieces, strict=True)}
+        rebuilt = {
+            form["name"]: rebuild(piece, form, context.device) for form, piece in zip(forms, pieces, strict=True)
+        }
+        return Given(layout["parts"], rebuilt)
+
+    def _complete(self, kept: Given | Exception | None) -> Given:
+        """Add this rank's buffers and random generators. Raises ReplayError, or what `keep` has met."""
+        if not isinstance(kept, Given):
+            raise kept or ReplayError("the micro-batch was not kept")
+        own = dict(kept.tensors)
+        for name, buffer in self._model.named_buffers():
+            require_dense(buffer, f"the buffer {name}")
+            own[f"buffer.{name}"] = buffer
+        own |= {f"random.{name}": state for name, state in self._random_states().items()}
+        return Given(kept.parts, {name: each if is_dense(each) else each.contiguous() for name, each in own.items()})
 
     def _random_states(self) -> dict[str, torch.Tensor]:
         return random_states(self._context.device) | other_random_states()
 
-    def _gather(self, given: Mapping[str, torch.Tensor]) -> list[Signature]:
+    def _check(self, given: Given) -> None:
+        """Compute once in vain. Raises ReplayError, on all ranks, where the computation exchanges data between them."""
+        begun = time.monotonic()
+        self._gather(given, NoCollectives())
+        self._checked, self._once = True, time.monotonic() - begun
+
+    def _gather(self, given: Given, within: AbstractContextManager[Any] | None = None) -> list[Signature]:
         """Compute once, on every rank; the signature of each. Raises ReplayError, on all ranks, if any could not."""
         reason = ""
         try:
-            own = self._sign(given)
+            own = self._sign(given, within or nullcontext())
         except Exception as error:  # whatever it is, the others wait for this rank
-            reason = (str(error).splitlines() or [""])[0]
-            reason = reason if isinstance(error, ReplayError) else f"{type(error).__name__}: {reason}"
+            reason = explain(error)
             own = torch.zeros(len(self.places), dtype=torch.int64)
         failed = self._context.gather_number(bool(reason))
         if any(failed):
@@ -175,15 +230,19 @@ class Replays:
             raise ReplayError(f"rank {rank}: {self._context.share_text(reason, rank)}")
         return [tuple(row.tolist()) for row in self._context.gather(own)]
 
-    def _sign(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Compute from what was `given`; a sum of bits for each of the `places`, int64 on the CPU."""
-        batch = tuple(tensor.clone() for name, tensor in given.items() if name.startswith("batch."))
-        arrived = combine(sum_of_bits(tensor).cpu() for tensor in given.values())
-        with self._undone(given), repeatable(self._context.device), self._watched() as outputs:
+    def _sign(self, given: Given, within: AbstractContextManager[Any]) -> torch.Tensor:
+        """Compute from what was `given`, `within` a context; a sum of bits for each of the `places`, int64 on the CPU."""
+        batch = put_together(given.parts, given.tensors)
+        arrived = combine(sum_of_bits(tensor).cpu() for tensor in given.tensors.values())
+        with within, self._undone(given.tensors), repeatable(self._context.device), self._watched() as outputs:
             loss, gradients = self._compute(batch)
             sums = [outputs[name] for name in self._leaves] + [sum_of_bits(loss)]
-            none = torch.zeros((), dtype=torch.int64, device=loss.device)
-            sums += [none if gradient is None else sum_of_bits(gradient) for gradient in gradients]
+            for name, gradient in zip(self._parameters, gradients, strict=True):
+                if gradient is None:
+                    sums.append(torch.zeros((), dtype=torch.int64, device=loss.device))
+                    continue
+                require_dense(gradient, f"the gradient of {name}")
+                sums.append(sum_of_bits(gradient))
             return torch.stack([arrived, *(each.cpu() for each in sums)])
 
     @contextmanager
@@ -196,19 +255,19 @@ class Replays:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        torch.clear_autocast_cache()  # weights that were cast for the training belong to its graph
         try:
-            with torch.no_grad():
-                for name, buffer in self._model.named_buffers():
-                    buffer.copy_(given[f"buffer.{name}"])
+            for name, buffer in self._model.named_buffers():
+                buffer.data.copy_(given[f"buffer.{name}"])  # `data`: a graph of the training may hold the buffer
             states = {name[7:]: state for name, state in given.items() if name.startswith("random.")}
             set_random_states(device, states)
             yield
         finally:
+            torch.clear_autocast_cache()
             set_random_states(device, random)
-            with torch.no_grad():
-                for module, name, buffer, before in kept:
-                    buffer.copy_(before)
-                    module._buffers[name] = buffer
+            for module, name, buffer, before in kept:
+                buffer.data.copy_(before)
+                module._buffers[name] = buffer
 
     @contextmanager
     def _watched(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -222,7 +281,7 @@ class Replays:
 
             return note
 
-        hooks = [self._model.get_submodule(name).register_forward_hook(watch(name)) for name in self._leaves]
+        hooks = [module.register_forward_hook(watch(name)) for name, module in self._leaves.items()]
         try:
             yield sums
         finally:
@@ -230,11 +289,13 @@ class Replays:
                 hook.remove()
 
     def _require_equal_weights(self) -> None:
-        """Raise ReplicasDifferError where the ranks did not compute with the same weights."""
+        """Raise ReplicasDifferError where the ranks did not compute with the same weights, ReplayError if they never did."""
         exchange = ReplicaExchange(self._context.side)
         weights = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         sums = torch.stack([sum_of_bits(weight).cpu() for weight in weights.values()])
         if difference := exchange.describe(weights, sums):
+            if not (self._alike or self.agreed):
+                raise ReplayError(f"the ranks do not have the same weights: {difference}")
             raise ReplicasDifferError(str(difference), difference)
 
     def _judge(self, first: list[Signature], again: list[Signature], source: int) -> None:
@@ -244,16 +305,25 @@ class Replays:
         known = self._context.share_text(own, failing[0]) if failing else ""
         if 2 * len(failing) > len(first):  # nothing that is wrong on most ranks is one rank's fault
             failing, known = [], ""
-        ranks = find_wrong_ranks(first, again)
-        if not failing and not ranks and (ranks is None or not self._agreed):
+        groups = self._differing(first)
+        verdicts = [find_wrong_ranks(of_ranks(first, group), of_ranks(again, group)) for group in groups]
+        named = [group[place] for group, verdict in zip(groups, verdicts, strict=True) for place in verdict or ()]
+        ranks = None if all(verdict is None for verdict in verdicts) else named
+        place = self._first_place(of_ranks(first, groups[0]), of_ranks(again, groups[0]))
+        sure = self.agreed or (self._alike and ranks)
+        if not failing and (ranks is None or not sure):
             self._every = 0
             self._context.say(
                 "warning: no more replays: the ranks, or a rank and itself, do not compute the same bits, first in "
-                f"{self._first_place(first, again)}. {TO_REPEAT}"
+                f"{place}. {TO_REPEAT}"
             )
             return
-        difference = WrongArithmetic(tuple(failing or ranks or ()), source, self._first_place(first, again), known)
+        difference = WrongArithmetic(tuple(failing or ranks or ()), source, place, known)
         raise WrongArithmeticError(str(difference), difference, proven=bool(failing))
+
+    def _differing(self, signatures: Sequence[Signature]) -> list[list[int]]:
+        """Return the groups of ranks of one kind that did not compute the same."""
+        return [group for group in self._groups if len(set(of_ranks(signatures, group))) > 1]
 
     def _first_place(self, *rounds: Sequence[Signature]) -> str:
         """Return where ranks differ first, in the order of the computation: modules, the loss, gradients from the end."""
@@ -266,9 +336,16 @@ class Replays:
 
 
 TO_REPEAT = (
-    "That is no fault if the arithmetic depends on the order of threads; torch.use_deterministic_algorithms(True) makes it "
-    "repeatable. If in doubt, type `slipway check --burn 60` on each node."
+    "That is no fault if the arithmetic depends on the order of threads, or if what is computed depends on the rank; "
+    "torch.use_deterministic_algorithms(True) makes arithmetic repeatable. If in doubt, type `slipway check --burn 60` on each "
+    "node."
 )
+
+
+def explain(error: Exception) -> str:
+    """Return why a rank could not compute or send a micro-batch, in one line."""
+    reason = (str(error).splitlines() or [""])[0]
+    return reason if isinstance(error, ReplayError) else f"{type(error).__name__}: {reason}"
 
 
 def known_wrong(device: torch.device) -> str:
@@ -277,6 +354,11 @@ def known_wrong(device: torch.device) -> str:
         wrong = (find_wrong(device, seed, KNOWN_TIMES) for seed in range(KNOWN_SEEDS))
         return next(filter(None, wrong), "")
     return ""
+
+
+def of_ranks(signatures: Sequence[Signature], ranks: Sequence[int]) -> list[Signature]:
+    """Return the signatures of some ranks."""
+    return [signatures[rank] for rank in ranks]
 
 
 def find_wrong_ranks(first: Sequence[Signature], again: Sequence[Signature]) -> list[int] | None:
@@ -313,85 +395,3 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, list | tuple):
         for part in output:
             yield from tensors_in(part)
-
-
-def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """Return how a tensor is rebuilt from its bytes, for JSON."""
-    return {
-        "name": name,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "stride": list(tensor.stride()),
-        "bytes": tensor.numel() * tensor.element_size(),
-        "on_device": tensor.device.type != "cpu",
-    }
-
-
-def rebuild(piece: torch.Tensor, form: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """Return the tensor that `describe` described, in memory of its own, aligned alike on all ranks."""
-    data = piece.clone().view(getattr(torch, form["dtype"])).as_strided(form["shape"], form["stride"])
-    return data.to(device) if form["on_device"] else data
-
-
-@contextmanager
-def repeatable(device: torch.device) -> Iterator[None]:
-    """A context in which a GPU repeats its results bit by bit. Raises ReplayError for an operation that cannot."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn
-    kept = cudnn.benchmark, cudnn.deterministic
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        cudnn.benchmark, cudnn.deterministic = False, True
-        try:
-            yield
-        finally:
-            cudnn.benchmark, cudnn.deterministic = kept
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-    for each in told:
-        if "does not have a deterministic implementation" in str(each.message):
-            raise ReplayError(f"{str(each.message).split(',')[0]}, so its results cannot be compared bit by bit")
-
-
-def require_replayable(model: nn.Module, split: bool) -> None:
-    """Raise ReplayError where the forward pass exchanges data between the ranks, which would spread a wrong result."""
-    from torch.distributed.tensor import DTensor
-
-    if split:
-        raise ReplayError("the stages of a pipeline exchange data with each other")
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        raise ReplayError("SyncBatchNorm exchanges data between the ranks in the forward pass")
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise ReplayError("the parameters are spread over the ranks")
-
-
-def require_one_processor(context: Context) -> None:
-    """Raise ReplayError, on all ranks, unless all have the same kind of processor, used in the same way."""
-    own = describe_processor(context.device, os.environ)
-    marks = context.gather_number(zlib.crc32(own.encode()))
-    odd = next((rank for rank, mark in enumerate(marks) if mark != marks[0]), None)
-    if odd is not None:
-        one, other = (context.share_text(own, rank) for rank in (0, odd))
-        raise ReplayError(
-            f"rank 0 has {one}, and rank {odd} has {other}. Their results cannot be compared bit by bit; give all ranks the "
-            "same kind"
-        )
-
-
-LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-
-
-def describe_processor(device: torch.device, environ: Mapping[str, str]) -> str:
-    """Return what the bits of a result depend on besides the inputs: processor, instruction set, threads, version of torch."""
-    torch_version = f"torch {torch.__version__}"
-    if device.type == "cuda":
-        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        return f"{torch.cuda.get_device_name(device)}, {torch_version}, cuDNN {cudnn}"
-    limits = "".join(f", {name}={environ[name]}" for name in LIMITS if name in environ)
-    threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    lines = (line.partition(":") for line in read_kernel_file(Path("/proc/cpuinfo")).splitlines())
-    name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), "a CPU")
-    return f"{name} ({capability}), {threads} thread{'s' * (threads > 1)}, {torch_version}{limits}"

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from slipway.options.common import AUTO
+from slipway.protocol.mistake import ExplainedError
 from slipway.train.snapshots.tensors import raw_bytes, sum_of_bits
 from slipway.train.worker.context import Context
 
@@ -55,7 +56,7 @@ class ReplicaMismatch:
         return f"{who} in {where}: {counted} ({likely})"
 
 
-class ReplicasDifferError(Exception):
+class ReplicasDifferError(ExplainedError):
     """The replicas of the model are no longer equal; `difference` says in what."""
 
     def __init__(self, text: str, difference: ReplicaMismatch) -> None:

@@ -45,7 +45,16 @@ class Objects:
 
     def of_kind(self, kind: type) -> list[Any]:
         """Return the objects of a class."""
-        return [each for parts in self.named.values() for each in parts.values() if isinstance(each, kind)]
+        return [*self.named_of_kind(kind).values()]
+
+    def named_of_kind(self, kind: type) -> dict[str, Any]:
+        """Return the objects of a class by how a user would write them."""
+        return {
+            path(name, part): each
+            for name, parts in self.named.items()
+            for part, each in parts.items()
+            if isinstance(each, kind)
+        }
 
     def having(self, method: str) -> list[Any]:
         """Return the objects that have a method."""

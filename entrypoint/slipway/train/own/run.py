@@ -25,9 +25,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slipway.options.common import AUTO
 from slipway.protocol.errors import CODE_OF
 from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS, STOP_FILE
-from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.metrics import keep_first_metrics
@@ -36,6 +37,7 @@ from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
+from slipway.train.own.replaying import OwnReplays
 from slipway.train.own.sharding import local
 from slipway.train.own.unsaved import Unsaved, device_of, require_in_place
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
@@ -135,6 +137,7 @@ class ResumableRun:
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         self._position = Position(context)
+        self._replays = OwnReplays(context, objects)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
         place = context.place
@@ -238,6 +241,19 @@ class ResumableRun:
                 self._sinks = open_sinks(self._context.place.run_dir, self.step, "", {}, self._context.warn)
             self._sinks.write(self.step, **numbers)
         self._lines += 1
+
+    def replay(self, work: Callable[..., Any], *batch: Any, every: int | str = AUTO) -> None:
+        """Have all ranks compute the same micro-batch every few steps, and compare the results (docs/replicas.md).
+
+        Call it for each micro-batch, on all ranks, before the training computes it. `work(*batch)` returns the loss of the
+        micro-batch, or calls its `backward`; what it computes must depend on its arguments, the model and the global random
+        generators alone. `every`: steps between replays, 0 for none, `auto`: as often as they cost 0.5 % of the time. Where a
+        rank computes wrongly, the process ends, and the next attempt resumes from a snapshot that was made before.
+        """
+        if self._over or os.getpid() != self._process:
+            return
+        with self._told((*EXPLAINED, ExplainedError)):
+            self._replays.look(self.step, work, batch, every, self._snapshots)
 
     def warm_up(self, work: Callable[[], Any]) -> None:
         """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.
@@ -370,6 +386,7 @@ class ResumableRun:
             "position": self._position.describe(),
             "iteration": self._iteration,
             "seed": self._seed,
+            **({} if self._replays.clean is None else {"clean": self._replays.clean}),
         }
 
     def _restore(self) -> None:
@@ -386,6 +403,7 @@ class ResumableRun:
             self._objects.load(found.snapshot)
             self.state.update(unpack(state["values"], found.snapshot.tensors["run"]))
             self._before, self._iteration, self._seed = found.snapshot.step, state["iteration"], state["seed"]
+            self._replays.clean = state.get("clean")
             before = state["world_size"]
             rank = place.rank if before == place.world_size else None
             load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)

@@ -145,15 +145,17 @@ def divided(loss: torch.Tensor | Summed, samples: int) -> tuple[torch.Tensor, to
 
 def compute_alone(
     task: Task, precision: Precision, scaler: Any, batch: Batch
-) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
-    """Return the loss of a part, and its gradient for each trained parameter, as this process alone computes them.
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Return the loss of a part, and its gradient for each parameter, as this process alone computes them.
 
     Neither DistributedDataParallel nor the gradients of the training take part.
     """
-    trained = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    parameters = [*task.model.parameters()]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     with precision.autocast():
         loss, _ = divided(task.loss(task.model, batch), len(batch[0]))
-    return loss.detach(), torch.autograd.grad(scaler.scale(loss), trained, allow_unused=True)
+    found = iter(torch.autograd.grad(scaler.scale(loss), trained, allow_unused=True))
+    return loss.detach(), [next(found) if parameter.requires_grad else None for parameter in parameters]
 
 
 def average_gradients(model: nn.Module, options: Common, context: Context) -> DistributedDataParallel:

@@ -1,0 +1,107 @@
+"""Whether what the ranks compute from the same inputs can be compared bit by bit, and what makes it so."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slipway.protocol.cgroups import read_kernel_file
+from slipway.train.observe.micro_batches import ReplayError
+from slipway.train.worker.context import Context
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """A context in which a GPU repeats its results bit by bit. Raises ReplayError for an operation that cannot."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn
+    kept = cudnn.benchmark, cudnn.deterministic
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        cudnn.benchmark, cudnn.deterministic = False, True
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = kept
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    for each in told:
+        if "does not have a deterministic implementation" in str(each.message):
+            raise ReplayError(f"{str(each.message).split(',')[0]}, so its results cannot be compared bit by bit")
+
+
+def require_replayable(model: nn.Module, split: bool) -> None:
+    """Raise ReplayError where the forward pass exchanges data between the ranks, which would spread a wrong result."""
+    from torch.distributed.tensor import DTensor
+
+    if split:
+        raise ReplayError("the stages of a pipeline exchange data with each other")
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise ReplayError("SyncBatchNorm exchanges data between the ranks in the forward pass")
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise ReplayError("the parameters are spread over the ranks")
+
+
+def kinds_of_ranks(context: Context) -> list[int]:
+    """Return a number for each rank, the same for those whose results can be compared bit by bit; by all ranks.
+
+    A line says so where there are several. Raises ReplayError, on all ranks, where no two ranks are of one kind.
+    """
+    own = describe_processor(context.device, os.environ)
+    kinds = [int(mark) for mark in context.gather_number(zlib.crc32(own.encode()))]
+    ranks_of = {kind: [rank for rank, each in enumerate(kinds) if each == kind] for kind in kinds}
+    if len(ranks_of) == 1:
+        return kinds
+    shown = [f"{listing(ranks)} {context.share_text(own, ranks[0])}" for ranks in ranks_of.values()]
+    text = f"{'; '.join(shown)}. Results of different kinds differ in the last bits"
+    single = [ranks[0] for ranks in ranks_of.values() if len(ranks) == 1]
+    if len(single) == len(kinds):
+        raise ReplayError(f"{text}, so none can be compared; give all ranks the same kind")
+    without = f". Nothing is compared with rank {', '.join(map(str, single))}" if single else ""
+    context.say(f"note: replays: {text}: each rank is compared with those of its own kind only{without}")
+    return kinds
+
+
+def listing(ranks: Sequence[int]) -> str:
+    """Return who has something, as the beginning of a sentence: `rank 0 has`, `rank 0 and 3 more have`."""
+    return f"rank {ranks[0]} and {len(ranks) - 1} more have" if len(ranks) > 1 else f"rank {ranks[0]} has"
+
+
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+
+
+def describe_processor(device: torch.device, environ: Mapping[str, str]) -> str:
+    """Return what the bits of a result depend on besides the inputs: processor, instruction set, threads, version of torch."""
+    torch_version = f"torch {torch.__version__}"
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return f"{torch.cuda.get_device_name(device)}, {torch_version}, cuDNN {cudnn}"
+    limits = "".join(f", {name}={environ[name]}" for name in LIMITS if name in environ)
+    threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    lines = (line.partition(":") for line in read_kernel_file(Path("/proc/cpuinfo")).splitlines())
+    name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), "a CPU")
+    return f"{name} ({capability}), {threads} thread{'s' * (threads > 1)}, {torch_version}{limits}"
+
+
+class NoCollectives(TorchDispatchMode):
+    """A context in which whatever exchanges data between the ranks raises ReplayError instead, on the rank that calls it."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode. Whatever torch.distributed does is an operation of c10d."""
+        if "c10d" in getattr(operation, "namespace", ""):
+            raise ReplayError(f"the forward pass exchanges data between the ranks ({operation})")
+        return operation(*args, **(kwargs or {}))
