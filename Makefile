@@ -76,6 +76,10 @@ hangs: .venv/.dev .venv/.train ## Run programs that hang in every known way, and
 test-docs: .venv/.dev .venv/.train ## Build the site, and run the shell blocks of the documentation
 	@$(SECTIONS) docs -- $(ARGS)
 
+.PHONY: test-torch
+test-torch: .venv/.dev ## Run own scripts with another PyTorch and the wheel, in .venv/torch; takes up to 8 GB (TORCH=2.13.0)
+	@tests/other_torch.sh $(ARGS)
+
 .PHONY: test-image
 test-image: .venv/.dev .venv/.train ## Run containers of the image: exit codes, locks, settings, two nodes
 	@$(SECTIONS) image -- $(ARGS)

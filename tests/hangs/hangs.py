@@ -67,9 +67,9 @@ def read_cases(file: Path = GALLERY) -> list[Case]:
     return cases
 
 
-def run_case(case: Case) -> Told:
-    """Let it hang, and read what is told."""
-    python = BENCH if case.file == FRAMEWORKS else sys.executable
+def run_case(case: Case, python: str | Path = sys.executable) -> Told:
+    """Let it hang under this Python, one on frameworks under theirs, and read what is told."""
+    python = BENCH if case.file == FRAMEWORKS else python
     with tempfile.TemporaryDirectory() as folder:
         options = (
             "--nproc-per-node",

@@ -8,13 +8,13 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launchers import PYTHON
 from ports import take_ports
 from waiting import PATIENCE, wait_until
 
@@ -85,7 +85,7 @@ def run_cold(words: Sequence[str], folder: Path, more: Mapping[str, str]) -> Ran
     listening = Listening()
     told = environment(folder, more, SLIPWAY_WATCHER=listening.name)
     ended = subprocess.run(
-        [sys.executable, "-u", *words],
+        [PYTHON, "-u", *words],
         cwd=folder,
         env=told,
         capture_output=True,
@@ -106,7 +106,7 @@ def parked(words: Sequence[str], folder: Path, more: Mapping[str, str], imports:
         told = without_place(environment(folder, more))
         os.chdir(folder)
         try:
-            spare.park([sys.executable, "-u", *words], told, imports)
+            spare.park([PYTHON, "-u", *words], told, imports)
         finally:
             os.chdir(before)
 
@@ -129,7 +129,7 @@ def run_warm(spare: Spare, words: Sequence[str], folder: Path, more: Mapping[str
         told["SLIPWAY_WATCHER"] = listening.name
         torchrun = [
             "--nnodes=1", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={take_ports(1)}",
-            "--max-restarts=0", "--signals-to-handle=SIGQUIT", "--no-python", "--", sys.executable, "-u", *words,
+            "--max-restarts=0", "--signals-to-handle=SIGQUIT", "--no-python", "--", PYTHON, "-u", *words,
         ]  # fmt: skip
         terms = (str(os.getpid()), str(telling), f"{out.fileno()},{error.fileno()}", str(folder), "0,0,1", "", "")
         files = {number: number for number in (telling, out.fileno(), error.fileno())}

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from waiting import PATIENCE, wait_until
 
+# `make test-torch` names a Python with another PyTorch, in which the wheel is installed.
+PYTHON = os.environ.get("SLIPWAY_TEST_PYTHON") or sys.executable
+
 
 @dataclass
 class Launcher:
@@ -62,7 +65,7 @@ def start_launcher(folder: Path, *words: str, before: tuple[str, ...] = (), **va
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
     return Launcher(
         subprocess.Popen(
-            [*before, sys.executable, "-m", "slipway", *words],
+            [*before, PYTHON, "-m", "slipway", *words],
             cwd=folder,
             env={**kept, "PYTHONWARNINGS": "ignore", **variables},
             stdin=subprocess.DEVNULL,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launchers import PYTHON
 from ports import take_port
+
+pytestmark = pytest.mark.any_torch
 
 AGENT = ("-m", "slipway.process.agent")
 # The same, and it says when it has seen the mark that node 0 leaves in the store.
 SAYS_MARK = """
-import sys
 from torch.distributed import PrefixStore
 from slipway.process.agent import main
 wait = PrefixStore.wait
@@ -39,7 +40,7 @@ def start_agent(
         f"--master-port={port}",
     )
     words = (
-        sys.executable,
+        PYTHON,
         *program,
         str(os.getpid()),
         "2",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import needs
 import pytest
+from launchers import PYTHON
 
 PROGRAMS = Path(__file__).with_name("programs")
 DOCUMENTED = (Path(__file__).parents[2] / "docs/own-script.md").read_text(encoding="utf-8")
@@ -106,7 +107,7 @@ FRAMEWORKS = pytest.mark.needs("frameworks")
 @pytest.mark.parametrize(
     ("python", "program", "starts"),
     [
-        *[pytest.param(sys.executable, *case, id=case[0]) for case in CASES.items()],
+        *[pytest.param(PYTHON, *case, id=case[0], marks=pytest.mark.any_torch) for case in CASES.items()],
         *[pytest.param(str(needs.FRAMEWORKS), *case, id=case[0], marks=FRAMEWORKS) for case in ON_FRAMEWORKS.items()],
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import Launcher
+from launchers import PYTHON, Launcher
 from stand_in_rules import Rules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hangs"))
@@ -31,9 +31,10 @@ CHOSEN = (
 )
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("case", [CASES[name] for name in CHOSEN], ids=CHOSEN)
 def test_the_culprit_and_its_line_are_told(case: Case) -> None:
-    told = run_case(case)
+    told = run_case(case, PYTHON)
     assert told.rank, told.text
     assert told.line, told.text
     assert told.code == 76
@@ -53,6 +54,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.any_torch
 def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) -> None:
     (tmp_path / "a_while.py").write_text(HANGS_A_WHILE)
     os.mkfifo(tmp_path / "go")
@@ -75,6 +77,7 @@ def test_a_hang_is_told_and_left_alone_by_default(start: Run, tmp_path: Path) ->
     assert "progress has resumed" in job.text
 
 
+@pytest.mark.any_torch
 def test_a_hang_over_two_nodes_is_told_by_node_0(node: Run, tmp_path: Path) -> None:
     # Its own way to end is no reason of its own: it was asked to.
     handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('terminated'))"

@@ -97,6 +97,7 @@ def test_a_reader_that_stalls_does_not_keep_the_launcher_from_stopping(
     os.close(reader)
 
 
+@pytest.mark.any_torch
 def test_a_stop_on_one_node_explains_a_script_that_lost_its_peer(node: Node, tmp_path: Path) -> None:
     script = write(
         tmp_path,

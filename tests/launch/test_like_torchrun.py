@@ -30,6 +30,7 @@ while True:  # A signal that comes right before a sleep is handled by Python aft
 """
 
 
+@pytest.mark.any_torch
 @pytest.mark.core
 def test_the_other_ranks_may_save_after_one_failed(slipway: Run, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES.format(seconds=12, fails=True))

@@ -79,6 +79,7 @@ def cause(job: Launcher) -> str:
     return next(words for words in job.closing if ": node 0 (" in words)
 
 
+@pytest.mark.any_torch
 @pytest.mark.core
 def test_where_a_rank_lost_another_that_left_with_0_this_is_said(slipway: Run, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(WAITS)
@@ -90,6 +91,7 @@ def test_where_a_rank_lost_another_that_left_with_0_this_is_said(slipway: Run, t
     assert line(job, "meanwhile").endswith(" s earlier")
 
 
+@pytest.mark.any_torch
 @pytest.mark.core
 def test_a_collective_whose_time_is_over_ends_with_76_and_names_who_was_waited_for(
     slipway: Run, tmp_path: Path
@@ -101,6 +103,7 @@ def test_a_collective_whose_time_is_over_ends_with_76_and_names_who_was_waited_f
     assert line(job, "meanwhile") == "rank 1 had not ended, its last line was: epoch 3"
 
 
+@pytest.mark.any_torch
 def test_so_it_does_where_that_is_on_another_node(node: Callable[..., Launcher], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(WAITS)
     jobs = [node(rank, 2, "own.py", "sleep") for rank in (0, 1)]

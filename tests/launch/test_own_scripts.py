@@ -18,6 +18,7 @@ from slipway.process.tree import lives, stat_fields
 Run = Callable[..., Launcher]
 
 
+@pytest.mark.any_torch
 @pytest.mark.core
 def test_a_plain_script_runs_unchanged_with_its_own_flags(slipway: Run, script: Path) -> None:
     job = slipway("run", "--nproc-per-node", "2", "own.py", "--its-own=x", "--flags")
@@ -81,7 +82,7 @@ sys.exit(3 if os.environ.get("SLIPWAY_ATTEMPT") == os.environ.get("FAILS_IN") el
 @pytest.mark.parametrize(
     ("form", "variables"),
     [
-        (["shows.py"], {"FAILS_IN": "1", "SLIPWAY_MAX_RESTARTS": "1"}),
+        pytest.param(["shows.py"], {"FAILS_IN": "1", "SLIPWAY_MAX_RESTARTS": "1"}, marks=pytest.mark.any_torch),
         pytest.param(["run", "-m", "shows"], {}, marks=pytest.mark.pull),
         pytest.param(["run", "--no-python", "./shows.py"], {}, marks=pytest.mark.pull),
         (

@@ -148,10 +148,14 @@ def go_on(job: Launcher, attempt: int, folder: Path) -> None:
     (folder / f"go-{attempt}").touch()
 
 
-@pytest.mark.pull
-def test_a_script_finds_torch_imported_from_the_second_attempt_on(start: Run, rules: Rules, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "torchrun", [pytest.param(False, marks=pytest.mark.pull), pytest.param(True, marks=pytest.mark.any_torch)]
+)
+def test_a_script_finds_torch_imported_from_the_second_attempt_on(
+    start: Run, rules: Rules, tmp_path: Path, torchrun: bool
+) -> None:
     (tmp_path / "own.py").write_text(WITH_TORCH.replace("COLD", ""))
-    told = {"NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", **rules.variables(pause=0.1)}
+    told = {"NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", **rules.variables(pause=0.1, torch=torchrun)}
     job = start("run", "--max-restarts", "2", "own.py", **told)
     job.wait_for("made 1 0")
     [pid, *_] = wait_until(lambda: prepared(job), "the process that waits")

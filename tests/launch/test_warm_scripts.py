@@ -243,6 +243,18 @@ SCRIPTS = {
     "it never imports torch": Script("print(1)", cold="-"),  # nothing is reported; one that ends soon may end before the report
 }  # fmt: skip
 PULL = ("which modules there are", "what it is as a main module", "it sets OMP_NUM_THREADS")
+# With every torch: what its import brings along, and what depends on it most.
+ANY_TORCH = (
+    *PULL,
+    "its variables",
+    "filters of warnings are shown",
+    "loggers are configured",
+    "data is loaded by workers",
+    "a model is trained in parallel",
+    "an exception ends it",
+    "torchrun loads a plugin that fails",
+)
+MARKS = ((pytest.mark.pull, PULL), (pytest.mark.any_torch, ANY_TORCH))
 
 
 def normal(ran: Ran) -> tuple[str, str, int]:
@@ -251,7 +263,9 @@ def normal(ran: Ran) -> tuple[str, str, int]:
     return out, error, ran.code
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.pull] * (name in PULL)) for name in SCRIPTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[mark for mark, names in MARKS if name in names]) for name in SCRIPTS]
+)
 def test_a_script_prints_the_same_in_a_warm_restart_or_its_restart_is_cold(tmp_path: Path, name: str) -> None:
     script = SCRIPTS[name]
     for file, text in {"script.py": script.text, **script.files}.items():

@@ -18,10 +18,6 @@ from packaging.requirements import Requirement
 from slipway.launch.resolve.host import name_user
 
 ROOT = Path(__file__).parents[2]
-OTHER_TORCH = "2.9.1"  # the oldest that will do
-WHEELS = Path(
-    os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slipway/wheels"
-)  # as entrypoint/setup.sh has it
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 IMPORT_ALL = """
 import importlib, sys
@@ -75,23 +71,21 @@ def lend(site: Path, name: str) -> None:
 
 
 class Environment:
-    """A virtual environment with the wheel, without its extras, and a PyTorch: this one's own, or one that is fetched."""
+    """A virtual environment with the wheel, without its extras, and this one's own PyTorch."""
 
-    def __init__(self, folder: Path, wheel: Path, torch: str = "") -> None:
+    def __init__(self, folder: Path, wheel: Path) -> None:
         self.folder = folder
         venv.create(folder / "venv", with_pip=False)
         [self.site] = folder.glob("venv/lib/python3.*/site-packages")
         self.install(wheel)
         for name in ("click", "nvidia-ml-py", "python-dotenv"):
             lend(self.site, name)
-        if torch:
-            self.install(f"torch=={torch}", "--find-links", str(WHEELS))
         lend(self.site, "torch")
 
-    def install(self, what: Path | str, *options: str) -> None:
+    def install(self, wheel: Path) -> None:
         """Install without what it needs."""
         python = str(self.folder / "venv/bin/python")
-        command = [*PIP, "--python", python, "install", "--no-deps", "--no-index", "--no-compile", *options, str(what)]
+        command = [*PIP, "--python", python, "install", "--no-deps", "--no-index", "--no-compile", str(wheel)]
         subprocess.run(command, check=True, capture_output=True)
 
     def slipway(self, *words: str) -> tuple[int, str]:
@@ -162,10 +156,3 @@ def test_it_is_small_holds_the_package_alone_and_needs_five_light_ones(wheel: Pa
 @pytest.mark.core
 def test_it_launches_where_there_is_pytorch_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
     launches(Environment(tmp_path, wheel), importlib.metadata.version("torch").partition("+")[0])
-
-
-@pytest.mark.timeout(600)
-def test_it_launches_with_the_oldest_pytorch_that_will_do(wheel: Path, tmp_path: Path) -> None:
-    fetch = ("download", "--no-deps", "--no-cache-dir", "--dest", WHEELS, f"torch=={OTHER_TORCH}")
-    subprocess.run([*PIP, *fetch], check=True)  # 0.9 GB, the first time
-    launches(Environment(tmp_path, wheel, OTHER_TORCH), OTHER_TORCH)

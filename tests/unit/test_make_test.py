@@ -249,3 +249,27 @@ def test_what_is_asked_for_has_a_name_that_is_known() -> None:
     assert {name for section in SECTIONS.values() for name in section.needs} <= set(needs.NEEDS)
     for name, need in needs.NEEDS.items():
         assert not (missing := need.ask()) or (missing.why and missing.then), name
+
+
+@pytest.mark.parametrize("version", ["", "latest", "2.13", "1.13.1", "2.13.0 numpy", "../2.13.0"])
+def test_another_torch_to_test_with_is_named_by_its_version(version: str) -> None:
+    done = subprocess.run(
+        [ROOT / "tests/other_torch.sh"], env=dict(os.environ) | {"TORCH": version}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"TORCH='{version}' is not a version of PyTorch such as 2.13.0" in done.stderr
+
+
+def test_tests_that_run_with_another_torch_import_none_themselves() -> None:
+    files = [path for path in ROOT.glob("tests/launch/test_*.py") if "any_torch" in path.read_text()]
+    assert len(files) > 5
+    for path in files:
+        imported = {name for node in ast.parse(path.read_text()).body for name in imported_by(node)}
+        assert not imported & {"torch", "numpy", "safetensors", "transformers"}, path
+
+
+def imported_by(node: ast.stmt) -> list[str]:
+    """The packages that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    return [node.module.partition(".")[0]] if isinstance(node, ast.ImportFrom) and node.module else []
