@@ -45,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "quarantine(reason, until): its failure does not count before that day, YYYY-MM-DD; at most five at a time",
     )
-    config.addinivalue_line("markers", "any_torch: runs with other versions of PyTorch, too: make test-torch (other_torch.sh)")
+    config.addinivalue_line(
+        "markers", "any_torch: runs with other versions of PyTorch, too: make test-torch (other_torch.sh)"
+    )
     config.addinivalue_line("markers", "needs(*names): what the machine must have for it, of tests/needs.py")
 
 

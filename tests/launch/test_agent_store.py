@@ -16,6 +16,7 @@ pytestmark = pytest.mark.any_torch
 AGENT = ("-m", "slipway.process.agent")
 # The same, and it says when it has seen the mark that node 0 leaves in the store.
 SAYS_MARK = """
+import sys
 from torch.distributed import PrefixStore
 from slipway.process.agent import main
 wait = PrefixStore.wait

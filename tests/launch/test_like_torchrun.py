@@ -1,5 +1,6 @@
 """What works under torchrun works here: failures and saves, lost terminals, names that clash, forms of a program."""
 
+import json
 import os
 import re
 import signal
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import Launcher
+from launchers import PYTHON, Launcher
 from stand_in_rules import Rules
+
+from slipway.cli.launching import FORMS, hyphens, launcher_options
 
 Run = Callable[..., Launcher]
 
@@ -172,3 +175,18 @@ def test_another_attempt_knows_how_the_one_before_ended(slipway: Run, rules: Rul
     assert job.process.returncode == 0, job.text
     assert "attempt 1 None" in job.text
     assert re.search(r"attempt 2 failed: node 0 \(.+\), rank 0: exit code 3", job.text), job.text
+
+
+OPTIONS = """
+import json
+from torch.distributed.run import get_args_parser
+print(json.dumps([action.option_strings for action in get_args_parser()._actions if action.option_strings]))
+"""
+
+
+@pytest.mark.any_torch
+def test_every_option_of_torchrun_is_accepted_or_refused_with_what_replaces_it() -> None:
+    told = subprocess.run([PYTHON, "-c", OPTIONS], capture_output=True, text=True, check=True)
+    known = {"-h", "--help", *(name for option in (*launcher_options(), *FORMS.values()) for name in option.opts)}
+    unknown = [names for names in json.loads(told.stdout) if not {hyphens(name) for name in names} <= known]
+    assert unknown == []

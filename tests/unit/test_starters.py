@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stand_ins import Slipway
 
-from slipway.cli.launching import TORCHRUN
+from slipway.cli.launching import TORCHRUN, TORCHRUN_FLAGS
 
 INSTEAD = {
     "python t.py": "slipway run t.py",
@@ -101,6 +101,17 @@ def test_a_switch_of_torchruns_is_refused_and_takes_no_value(slipway: Slipway, f
     assert answer.code == 78
     name = flag.replace("_", "-")
     assert f"{name} is torchrun's: {TORCHRUN[(name,)]}." in answer.err
+
+
+REFUSED = [names[0] for names, instead in TORCHRUN.items() if instead and names[0] not in TORCHRUN_FLAGS]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_of_torchruns_is_refused_with_what_replaces_it(slipway: Slipway, name: str) -> None:
+    Path("t.py").touch()
+    answer = slipway("run", "--nproc-per-node", "2", name.replace("-", "_").replace("__", "--", 1), "1", "t.py")
+    [instead] = [instead for names, instead in TORCHRUN.items() if names[0] == name]
+    assert (answer.code, f"{name} is torchrun's: {instead}." in answer.err) == (78, True), answer.err
 
 
 @pytest.mark.parametrize("typed", ["app", "./app", "app/", "fabric", "./composer"])

@@ -43,6 +43,12 @@ TORCHRUN = {
     ("--run-path",): "leave it out: the script's path is enough",
     ("--virtual-local-rank",): "nothing replaces it: each process finds its GPU by LOCAL_RANK",
     ("--shutdown-timeout",): "use --after-failure-seconds S",
+    ("--signals-to-handle",): "leave it out: SIGTERM, SIGUSR1, SIGHUP and Ctrl-C stop a job",
+    ("--local-ranks-filter",): "`slipway logs --rank LIST` shows the lines of chosen ranks",
+    ("--duplicate-stdout-filters",): "`slipway logs --grep REGEX` shows the lines that match",
+    ("--duplicate-stderr-filters",): "`slipway logs --grep REGEX` shows the lines that match",
+    ("--event-log-handler",): "leave it out: `slipway status` reports what happened in a run",
+    ("--logs-specs",): "leave it out: the log of each rank is in the run's node-R/logs",
 }
 TORCHRUN_FLAGS = {"--use-env", "--run-path", "--virtual-local-rank"}
 # Names of ours that many scripts have for options of their own.
