@@ -2,19 +2,16 @@
 
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import needs
 import pytest
 from fake_store import make_snapshot
 from launchers import Launcher
-from ports import take_ports
+from s3_server import serve_s3, variables
 from store_contract import CONTRACT
-from waiting import wait_until
 
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
@@ -26,49 +23,13 @@ from slipway.store.retention import clean
 from slipway.store.upload import Pace, upload
 
 pytestmark = pytest.mark.needs("S3 server")
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret-secret", "AWS_REGION": "us-east-1"}
-IDENTITY = (
-    '{"identities": [{"name": "test", "credentials": [{"accessKey": "key", "secretKey": "secret-secret"}],'
-    ' "actions": ["Admin", "Read", "Write", "List"]}]}'
-)
-
-
-def answers(port: int) -> bool:
-    """Whether a server accepts connections."""
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables of a server with the bucket `test`."""
-    folder = tmp_path_factory.mktemp("seaweedfs")
-    (folder / "data").mkdir()
-    (folder / "s3.json").write_text(IDENTITY)
-    ports = {name: take_ports(1) for name in ("master", "volume", "filer", "s3")}
-    grpc = {f"{name}.grpc": take_ports(1) for name in ports}
-    words = [
-        f"-{name.removesuffix('.grpc')}.port{'.grpc' if name.endswith('.grpc') else ''}={port}"
-        for name, port in (ports | grpc).items()
-    ]
-    command = [
-        str(needs.SEAWEEDFS), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3",
-        f"-s3.config={folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=20", "-master.volumeSizeLimitMB=64", *words,
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-        shell = [str(needs.SEAWEEDFS), "shell", f"-master=127.0.0.1:{ports['master']}.{grpc['master.grpc']}"]
-
-        def has_bucket() -> bool:
-            assert server.poll() is None, (folder / "log").read_text()
-            made = subprocess.run(shell, input=b"s3.bucket.create -name test\n", capture_output=True, timeout=60)
-            return b"created bucket" in made.stdout
-
-        wait_until(lambda: answers(ports["s3"]), lambda: (folder / "log").read_text()[-2000:])
-        wait_until(has_bucket, lambda: (folder / "log").read_text()[-2000:])
-        yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3']}"}
-        server.kill()
-        server.wait()
+    with serve_s3(tmp_path_factory.mktemp("seaweedfs")) as port:
+        yield variables(port)
 
 
 @pytest.fixture
@@ -163,3 +124,40 @@ def test_a_wrong_bucket_or_key_ends_with_78_before_anything_starts(
     assert job.end() == 78, job.text
     assert f"{address} cannot be used" in job.text
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_are_fetched_from_the_bucket_with_their_checksums_and_mistakes_end_with_78(
+    bucket: ObjectStore,
+    start: Callable[..., Launcher],
+    endpoint: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    address = f"s3://test/{abs(hash(request.node.name)):x}"
+    contents = {"a.txt": b"first", "b/large.bin": random.Random(48).randbytes(20_000_000), "b/empty": b""}
+    for name, content in contents.items():
+        bucket.write(f"data/{name}", content)
+    job = start("data", "fetch", f"{address}/data", "--out", "data", **endpoint)
+    assert job.end() == 0, job.text
+    assert "no checksum" not in job.text, "this server has the MD5 as the ETag"
+    found = {
+        path.relative_to(tmp_path / "data").as_posix(): path
+        for path in (tmp_path / "data").rglob("*")
+        if path.is_file()
+    }
+    assert {name: path.read_bytes() for name, path in found.items()} == contents
+    again = start("data", "fetch", f"{address}/data", "--out", "data", **endpoint)
+    assert again.end() == 0, again.text
+    assert "in place already" in again.text
+    one = start("data", "fetch", f"{address}/data/b/large.bin", "--out", "one", **endpoint)
+    assert one.end() == 0, one.text
+    assert (tmp_path / "one").read_bytes() == contents["b/large.bin"]
+    for wrong, keys in (
+        (f"{address}/nothing", {}),
+        ("s3://no-such-bucket/data", {}),
+        (f"{address}/data", {"AWS_SECRET_ACCESS_KEY": "wrong"}),
+    ):
+        job = start("data", "fetch", wrong, "--out", "x", **(endpoint | keys))
+        assert job.end() == 78, job.text
+        assert f"{wrong} cannot be read" in job.text
+        assert not (tmp_path / "x").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.protocol.files import MANIFEST, part_name, snapshot_name
 from slipway.store.catalog import Catalog, StoredSnapshot
-from slipway.store.objects import MissingObjectError, UnreachableError
+from slipway.store.objects import MissingObjectError, ObjectFacts, UnreachableError
 
 
 class KilledError(BaseException):
@@ -50,6 +50,20 @@ class FakeStore:
                 raise MissingObjectError(f"{name} is missing")
             return self.objects[name]
 
+    def find(self, name: str) -> dict[str, ObjectFacts]:
+        self._note("find", name)
+        with self._lock:
+            facts = {each: ObjectFacts(len(content), md5(content)) for each, content in self.objects.items()}
+        if name in facts:
+            return {name: facts[name]}
+        return {each: each_facts for each, each_facts in facts.items() if not name or each.startswith(f"{name}/")}
+
+    def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
+        content = self.read(name)
+        if (len(content), md5(content)) != facts:
+            raise MissingObjectError(f"{name} has changed since it was listed")
+        return content[begin:end]
+
     def write(self, name: str, content: bytes) -> None:
         self._note("write", name)
         with self._lock:
@@ -70,6 +84,11 @@ class FakeStore:
             self._note("delete", name)
             self.objects.pop(name, None)
             self.after("delete", name)
+
+
+def md5(content: bytes) -> str:
+    """What S3 has as the tag of an object that was written in one request."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 class Fault:

@@ -38,6 +38,29 @@ def says_what_is_missing(store: ObjectStore) -> None:
         store.read("run/nothing")
 
 
+def finds_an_object_or_what_is_below_it(store: ObjectStore) -> None:
+    for name in ("data/a", "data/b/c", "data-2/a", "single"):
+        store.write(name, name.encode())
+    assert {name: facts.size for name, facts in store.find("data").items()} == {"data/a": 6, "data/b/c": 8}
+    assert [*store.find("single")] == ["single"]
+    assert store.find("dat") == {}, "a prefix ends at a slash"
+    assert sorted(store.find("")) == ["data-2/a", "data/a", "data/b/c", "single"]
+
+
+def reads_parts_of_what_was_found(store: ObjectStore) -> None:
+    store.write("data/a", b"0123456789")
+    facts = store.find("data/a")["data/a"]
+    assert store.find("data") == {"data/a": facts}, "a listing and a look at one object say the same"
+    assert store.read_part("data/a", facts, 0, 10) == b"0123456789"
+    assert store.read_part("data/a", facts, 3, 5) == b"34"
+    store.write("data/a", b"9876543210")
+    with pytest.raises(MissingObjectError):
+        store.read_part("data/a", facts, 3, 5)
+    store.delete(["data/a"])
+    with pytest.raises(MissingObjectError):
+        store.read_part("data/a", facts, 3, 5)
+
+
 def deletes_what_is_there(store: ObjectStore) -> None:
     store.write("run/a", b"1")
     store.write("run/b", b"2")
@@ -67,6 +90,8 @@ CONTRACT: tuple[Callable[[ObjectStore], None], ...] = (
     reads_what_was_written,
     lists_names_and_sizes_below_a_prefix,
     says_what_is_missing,
+    finds_an_object_or_what_is_below_it,
+    reads_parts_of_what_was_found,
     deletes_what_is_there,
     creates_once,
     creates_for_one_of_many,

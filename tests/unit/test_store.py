@@ -339,6 +339,10 @@ def test_nodes_of_different_speed_copy_parts_of_the_same_step(tmp_path: Path) ->
     make_snapshot(tmp_path / "two", 6, part=1, parts=parts)
     assert second.tick()
     assert steps_in(store) == [5]
+    assert first.progress.step is None
+    first.clock = lambda: 1e12  # the next look at what other launchers did
+    assert not first.tick()
+    assert first.progress.step == 5
 
 
 def test_records_are_copied_and_come_back_unless_the_disk_has_later_ones(tmp_path: Path) -> None:

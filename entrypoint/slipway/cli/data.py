@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from slipway.inspect.stored import cached, store_errors
 from slipway.launch.resolve.host import make_folders, read_host
+from slipway.launch.storing import require_store
+from slipway.options.dataset import MANIFEST
 from slipway.options.numbers import Real, Whole
-from slipway.options.paths import LocalPath
-from slipway.protocol.errors import FAILED, LaunchError, code_of
+from slipway.options.paths import LocalPath, explain_address
+from slipway.protocol.errors import FAILED, UNHEALTHY, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
+from slipway.protocol.printable import listed
+from slipway.store.address import SUPPORTED, StoreAddress, is_store, parse_store
+from slipway.store.objects import open_store
+
+if TYPE_CHECKING:
+    from slipway.store.files import Fetched
+
+SHOWN = 6  # names in a list
 
 
 @contextmanager
@@ -120,25 +133,130 @@ def prepare_data(
 
 @data.command(
     "fetch",
-    epilog="\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors",
+    epilog="If it is interrupted, run the same command again to continue.\n\n"
+    "\b\nExample: slipway data fetch openai-community/gpt2 --include '*.json' --include model.safetensors\n"
+    "Example: slipway data fetch s3://bucket/tokens --out tokens && slipway gpt --dataset tokens:tokens",
 )
-@click.argument("repo", metavar="REPO[@REVISION]")
-@click.option("--revision", help="A branch, a tag or a commit; by default the current main branch.")
+@click.argument("source", metavar="REPO[@REVISION]|URL")
+@click.option("--revision", help="Of a repository: a branch, a tag or a commit; by default the current main branch.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Only files whose names match; can be repeated.")
+@click.option("--kind", type=click.Choice(["model", "dataset"]), help="Type of the repository.  [default: model]")
 @click.option(
-    "--kind",
-    type=click.Choice(["model", "dataset"]),
-    default="model",
-    show_default=True,
-    help="Type of the repository.",
+    "--out", type=LocalPath(path_type=Path), help="For a URL: the new folder or file.  [default: in the cache]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: repo with its commit, kind, folder, bytes of files.")
-def fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: str, as_json: bool) -> None:
-    """Fetch a model or a data set from the Hub into the cache that all workloads share.
+@click.option("--ignore-etags", is_flag=True, help="For a URL: do not compare files with the MD5 in their ETag.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: repo with its commit or url, folder, bytes of files."
+)
+def fetch_data(
+    source: str,
+    revision: str | None,
+    include: tuple[str, ...],
+    kind: str | None,
+    out: Path | None,
+    ignore_etags: bool,
+    as_json: bool,
+) -> None:
+    """Fetch a model or a data set from the Hub, or files from a store, into a cache that all workloads share.
 
-    The cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from the file
-    at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then prevents network access of trainings.
+    URL is s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or file:///PATH, of a file or of a folder. Its files are in
+    place when all of them are complete, and not before. The cache is slipway/data in XDG_CACHE_HOME. Credentials are those of
+    --store.
+
+    For a REPO the cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from
+    the file at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then prevents network access of trainings.
     """
+    if is_store(source):
+        if revision or kind:
+            raise click.UsageError(
+                f"--revision and --kind are for repositories of the Hub, and {source} is in a store."
+            )
+        _fetch_files(source, include, out, etags=not ignore_etags, as_json=as_json)
+        return
+    if explain_address(source):
+        raise LaunchError(
+            f"{source} cannot be fetched: {SUPPORTED} is needed, or OWNER/NAME of a repository of the Hub."
+        )
+    if out or ignore_etags:
+        raise click.UsageError(f"--out and --ignore-etags are for URLs, and {source} is a repository of the Hub.")
+    _fetch_repo(source, revision, include, kind or "model", as_json=as_json)
+
+
+def _fetch_files(url: str, include: tuple[str, ...], out: Path | None, *, etags: bool, as_json: bool) -> None:
+    """Fetch files from a store. Raises LaunchError."""
+    try:
+        address = parse_store(url)
+    except ValueError as error:
+        raise LaunchError(f"{url}: {error}.") from None
+    assert address is not None
+    require_store(address)
+    again = "Nothing incomplete is in place; the same command continues once that is fixed."
+    with launch_errors(again):
+        target = (out or cached(str(address), "data")).absolute()
+        with store_errors(str(address), target, again), _transfer_errors(str(address), again):
+            found = _transfer(address, target, include, partial(click.echo, err=as_json), etags=etags)
+    inside = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
+    above = target if target.is_dir() else target.parent
+    files = {str(path.relative_to(above)): path.stat().st_size for path in inside}
+    if as_json:
+        about = {"url": str(address), "folder": str(target), "files": files, "compared": found.compared}
+        click.echo(json.dumps(about, indent=1))
+        return
+    _show_files(files, target, again=not found.bytes)
+    if found.bytes and found.compared < len(files):
+        plain = len(files) - found.compared
+        click.echo(f"{plain} of {len(files)} files have no checksum in the store, and were compared by size")
+    click.echo(f"use it: {_use(target, files)}")
+
+
+def _transfer(
+    address: StoreAddress, target: Path, include: tuple[str, ...], say: Callable[[str], None], *, etags: bool
+) -> Fetched:
+    """Find the files at an address, and fetch those that are wanted. Raises what `fetch_files` raises, and LaunchError."""
+    from slipway.store.files import fetch_files, find_files, read_sums
+    from slipway.train.hub.fetch import ByteProgress
+
+    store = open_store(address._replace(path="/" if address.scheme == "file" else ""))
+    name = address.path.strip("/")
+    there = find_files(store, name)
+    files = {each: there[each] for each in there if not include or any(fnmatchcase(each, glob) for glob in include)}
+    if not files:
+        raise LaunchError(f"{address} has no file {' or '.join(include)}. It holds {listed(sorted(there), SHOWN)}.")
+    progress = ByteProgress(str(address), sum(facts.size for facts in files.values()), say)
+    try:
+        sums = read_sums(store, name, there)
+        return fetch_files(store, str(address), name, files, target, sums, etags=etags, say=say, note=progress.add)
+    finally:
+        progress.close()
+
+
+@contextmanager
+def _transfer_errors(address: str, again: str) -> Iterator[None]:
+    """Raise LaunchError for what is wrong with the files or their place."""
+    from slipway.store.download import CorruptError
+    from slipway.store.files import NoRoomError, OtherFilesError
+
+    try:
+        yield
+    except OtherFilesError as error:
+        raise LaunchError(str(error)) from None
+    except NoRoomError as error:
+        raise LaunchError(f"{address} cannot be fetched: {error}. {again}", UNHEALTHY) from None
+    except CorruptError as error:
+        raise LaunchError(f"{address} arrived damaged: {error}.", FAILED) from None
+
+
+def _use(target: Path, files: Mapping[str, int]) -> str:
+    """The command that trains on files."""
+    path = shlex.quote(str(target))
+    if MANIFEST in files:
+        return f"slipway gpt --dataset tokens:{path}"
+    pictures = any(name.lower().endswith((".png", ".jpg", ".jpeg")) for name in files)
+    return f"slipway vision --dataset folder:{path}" if pictures else f"slipway gpt --dataset file:{path}"
+
+
+def _fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: str, *, as_json: bool) -> None:
+    """Fetch a repository of the Hub. Raises LaunchError."""
     from slipway.train.hub.fetch import fetch, read_source
 
     with launch_errors("Nothing half-written is kept; the same command resumes once that is fixed."):
@@ -150,8 +268,13 @@ def fetch_repo(repo: str, revision: str | None, include: tuple[str, ...], kind: 
         about = {"repo": pinned, "kind": kind, "folder": str(folder), "files": files}
         click.echo(json.dumps(about, indent=1))
         return
-    for name, size in files.items():
-        click.echo(f"{size / 1e6:12,.3f} MB  {name}")
-    click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, in {folder}")
+    _show_files(files, folder)
     use = f"slipway gpt --dataset hub:{pinned}" if kind == "dataset" else f"slipway finetune --model {pinned}"
     click.echo(f"use it: {use}")
+
+
+def _show_files(files: Mapping[str, int], folder: Path, *, again: bool = False) -> None:
+    for name, size in files.items():
+        click.echo(f"{size / 1e6:12,.3f} MB  {name}")
+    there = "in place already" if again else "in"
+    click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, {there} {folder}")

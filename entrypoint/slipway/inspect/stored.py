@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.launch.run_directory.records import StoreRecord
@@ -15,14 +16,14 @@ from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
 from slipway.protocol.files import STORE_FILE, node_folder, write_json
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
-from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, open_store
+from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 
 
-def cached_run(address: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder in the cache for a run in a store."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "slipway/store"
+def cached(address: str, kind: str = "store", environ: Mapping[str, str] = os.environ) -> Path:
+    """The place in the cache for a run in a store, or for other files of this `kind`."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "slipway" / kind
     above, _, name = address.rpartition("/")
     return cache / hashlib.sha256(above.encode()).hexdigest()[:16] / name
 
@@ -39,20 +40,27 @@ def fetch_run(address: str, *, snapshots: bool) -> Path:
     except ValueError as error:
         raise LaunchError(f"{address}: {error}.") from None
     require_store(where)
-    path = cached_run(str(found))
-    try:
+    path = cached(str(found))
+    with store_errors(address, path, "Set XDG_CACHE_HOME."):
         _fetch(open_store(where), run, path, str(found), snapshots)
-    except StoreRefusedError as error:
+    return path
+
+
+@contextmanager
+def store_errors(address: str, path: Path, elsewhere: str) -> Iterator[None]:
+    """Raise LaunchError for what a store or the disk at `path` refuses: 78 where what is asked for is missing or not allowed, 77
+    where the store does not answer or the disk is full. `elsewhere` says how another place is named.
+    """
+    try:
+        yield
+    except (MissingObjectError, StoreRefusedError) as error:
         raise LaunchError(
             f"{address} cannot be read: {error}. Check the address, the credentials and their rights."
         ) from None
     except StoreError as error:
         raise LaunchError(f"{address} does not answer: {error}. Try again later.", UNHEALTHY) from None
     except OSError as error:
-        raise LaunchError(
-            f"{address} cannot be fetched into {path}: {error}. Set XDG_CACHE_HOME.", code_of(error)
-        ) from None
-    return path
+        raise LaunchError(f"{address} cannot be fetched into {path}: {error}. {elsewhere}", code_of(error)) from None
 
 
 def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bool) -> None:

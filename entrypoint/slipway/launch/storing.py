@@ -21,7 +21,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import pip_install
 from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, newest_run
 from slipway.launch.run_directory.records import RunRecord
-from slipway.launch.run_directory.run import NoNewRunError, Run, place_run
+from slipway.launch.run_directory.run import NoNewRunError, Run, is_finished, place_run
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import CODE_OF, UNHEALTHY, LaunchError
@@ -198,9 +198,14 @@ class Stores(NoStore):
             self._say(f"warning: {about}; the training continues: {record.error}")
 
     def _fetch(self, path: Path, run: str) -> None:
-        """Have the process fetch records and snapshots. Raises LaunchError, SilentStoreError."""
+        """Have the process fetch records, and snapshots unless nothing is left to do. Raises LaunchError, SilentStoreError."""
         self._say(f"looking in {self._address}/{run} for what is newer than on this disk")
-        ranks = [*self._job.plan.topology.ranks]
+        job = self._job
+        if self._leads:
+            self._ask({"do": "records", "run": run, "path": str(path)}, None)
+        if job.single and job.sources.value("SLIPWAY_RESUME") == "auto" and is_finished(path, job.plan):
+            return
+        ranks = [*job.plan.topology.ranks]
         found = self._ask({"do": "restore", "run": run, "path": str(path), "ranks": ranks}, None)
         for line in found["skipped"]:
             self._say(f"warning: skipping a snapshot in {self._address}/{run}: {line}")
@@ -309,7 +314,7 @@ def require_store(address: StoreAddress) -> None:
     """Raise LaunchError (78) where what a store needs is not installed."""
     if address.scheme != "file" and find_spec("obstore") is None:
         raise LaunchError(
-            f"--store {address} needs obstore, which {sys.executable} does not have: this Slipway was installed without its "
+            f"{address} needs obstore, which {sys.executable} does not have: this Slipway was installed without its "
             f"extra `store`. Type: {pip_install('obstore')}"
         )
 

@@ -15,6 +15,7 @@ from slipway.store.address import is_store, parse_store
 # `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
 ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
 STORES = ("s3", "gs", "az")  # that --store takes
+READERS = "slipway status, report, eval, sample and export"  # commands for a run in a store
 COPIES = {
     "s3": "aws s3 sync",
     "gs": "gcloud storage rsync --recursive",
@@ -31,7 +32,9 @@ def explain_address(path: str) -> str:
     if scheme == "file":
         return f"type the path without {found[1]}://"
     copy = f" To copy between a folder and the store, type {COPIES[scheme]}." if scheme in COPIES else ""
-    copy += f" To keep a copy of each run in a bucket, add --store {scheme}://BUCKET/PATH." if scheme in STORES else ""
+    if scheme in STORES:
+        copy += f" To keep a copy of each run in a bucket, add --store {scheme}://BUCKET/PATH. To fetch data from a bucket, type"
+        copy += f" slipway data fetch {scheme}://BUCKET/PATH."
     if scheme == "hf" or "//huggingface.co/" in path:
         copy = " A repo of the Hub, where one is taken, is typed OWNER/NAME."
     return (
@@ -84,4 +87,18 @@ class LocalPath(click.Path):
         """Return the path. Fails with what is allowed."""
         if why := explain_address(str(value)):
             raise NotLocalError(f"{str(value)!r}: {why}.", ctx, param)
+        return super().convert(value, param, ctx)
+
+
+class LocalRun(LocalPath):
+    """A run on a disk of this machine: a name or a path, for commands that need more of it than a store has."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Fails with the commands that accept an address in a store."""
+        if is_store(str(value)):
+            name = ctx.info_name if ctx else "this command"
+            text = (
+                f"{str(value)!r}: slipway {name} needs a run on a disk of this machine. Of a run in a store there are"
+            )
+            raise NotLocalError(f"{text} {READERS}.", ctx, param)
         return super().convert(value, param, ctx)

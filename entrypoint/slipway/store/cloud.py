@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import obstore
 from obstore import exceptions
 
 from slipway.store.address import StoreAddress
-from slipway.store.objects import MissingObjectError, StoreRefusedError, UnreachableError
+from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
@@ -91,6 +91,26 @@ class CloudStore:
         with as_store_errors(self._name):
             return bytes(obstore.get(self._bucket, f"{self._prefix}{name}").bytes())
 
+    def find(self, name: str) -> dict[str, ObjectFacts]:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            if name:
+                with suppress(FileNotFoundError):  # a folder; or there is no such bucket, which the listing says
+                    return {name: _facts(obstore.head(self._bucket, f"{self._prefix}{name}"))}
+            chunks = obstore.list(self._bucket, prefix=f"{self._prefix}{name}")
+            return {each["path"].removeprefix(self._prefix): _facts(each) for chunk in chunks for each in chunk}
+
+    def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            found = obstore.get(self._bucket, f"{self._prefix}{name}", options={"range": (begin, end)})
+            if _facts(found.meta) != facts:
+                raise MissingObjectError(f"{name} has changed since it was listed")
+            content = bytes(found.bytes())
+        if len(content) != end - begin:
+            raise UnreachableError(f"{self._name}: {len(content)} bytes of {name} came instead of {end - begin}")
+        return content
+
     def write(self, name: str, content: bytes) -> None:
         """As ObjectStore says."""
         with as_store_errors(self._name):
@@ -113,6 +133,11 @@ class CloudStore:
                     obstore.delete(self._bucket, f"{self._prefix}{name}")
                 except FileNotFoundError:
                     continue
+
+
+def _facts(meta: Mapping[str, Any]) -> ObjectFacts:
+    """What obstore says of an object. Not every server puts its tags in quotes everywhere."""
+    return ObjectFacts(meta["size"], (meta["e_tag"] or "").removeprefix("W/").strip('"'))
 
 
 def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:

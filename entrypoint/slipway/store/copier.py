@@ -153,6 +153,8 @@ class Copier:
         """Copy what there still is, the records last: the outcome is among them. Raises as `tick`."""
         while self.tick():
             pass
+        if self._claimed:
+            self._catch_up()
         if self._claimed and self.to.leader:
             self.recorder.copy()
 
@@ -202,6 +204,7 @@ class Copier:
         if abs(self.clock() - self._looked_at) >= CLAIMS_EVERY:
             self._looked_at = self.clock()
             require_newest(self.store, self.to.run, self.to.attempt)
+            self._catch_up()
 
     def _copy_records(self) -> None:
         self.recorder.copy(tuple(name for name in RECORDS if name != METRICS_FILE))
@@ -216,6 +219,12 @@ class Copier:
         if self.to.leader:
             self.recorder.copy((METRICS_FILE,))
             clean(self.store, self.to.run, self.to.attempt, self.to.keep, self.catalog)
+
+    def _catch_up(self) -> None:
+        """Look again for the newest complete snapshot: other nodes copy their parts later, and a listing may lag."""
+        if self.progress.step != self.copied:
+            self.catalog.look()
+            self._report_newest()
 
     def _report_newest(self) -> None:
         newest = next(self.catalog.sets(), None)
@@ -373,11 +382,14 @@ class CopyService:
             return {"free": False}
         return {"free": True}
 
+    def do_records(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Fetch the records of a run."""
+        return {"records": fetch_records(self.store, request["run"], Path(request["path"]))}
+
     def do_restore(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Fetch the records of a run where the leader asks, and what these ranks need of its newest snapshot."""
+        """Fetch what these ranks need of the newest snapshot of a run."""
         run, path, ranks = request["run"], Path(request["path"]), request["ranks"]
-        records = fetch_records(self.store, run, path) if 0 in ranks else False
-        return {"records": records, **restore(self.store, run, path, ranks, self._pace.parallel)._asdict()}
+        return dict(restore(self.store, run, path, ranks, self._pace.parallel)._asdict())
 
     def do_copy(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Copy from now on what an attempt writes. What was on its way has been copied by now."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
 from slipway.protocol.files import MANIFEST, SNAPSHOTS, held_folder, part_name, snapshot_name
 from slipway.store.catalog import StoredSnapshot
 from slipway.store.objects import ObjectStore
+
+T = TypeVar("T")
 
 
 class CorruptError(Exception):
@@ -69,20 +72,20 @@ def _fetch_file(
     parallel: int,
     note: Callable[[int], None],
 ) -> None:
-    written = write_file(path, _read_ahead(store, objects, parallel), note)
+    written = write_file(path, read_ahead(store.read, objects, parallel), note)
     if (written["size"], written["sha256"]) != expected:
         raise CorruptError(f"{objects[0]} is not what its manifest says")
 
 
-def _read_ahead(store: ObjectStore, objects: Sequence[str], parallel: int) -> Iterator[bytes]:
-    """The contents of objects, in this order, of which several are read at once."""
+def read_ahead(read: Callable[[T], bytes], items: Iterable[T], parallel: int) -> Iterator[bytes]:
+    """What `read` returns for each of the items, in their order; several are read at once."""
     with ThreadPoolExecutor(parallel) as pool:
         reading: deque[Future[bytes]] = deque()
         try:
-            for name in objects:
+            for item in items:
                 if len(reading) == parallel:
                     yield reading.popleft().result()
-                reading.append(pool.submit(store.read, name))
+                reading.append(pool.submit(read, item))
             while reading:
                 yield reading.popleft().result()
         finally:

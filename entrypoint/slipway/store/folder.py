@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipway.protocol.durable import replace_file, sync_folder
-from slipway.store.objects import MissingObjectError, StoreRefusedError, UnreachableError
+from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
@@ -56,6 +57,33 @@ class FolderStore:
         """As ObjectStore says."""
         with as_store_errors():
             return (self._root / name).read_bytes()
+
+    def find(self, name: str) -> dict[str, ObjectFacts]:
+        """As ObjectStore says. Raises StoreRefusedError for what is neither a file nor a folder, and for links to folders."""
+        self._require_root()
+        found: dict[str, ObjectFacts] = {}
+        with as_store_errors():
+            path = self._root / name
+            if path.is_file():
+                return {name: _facts(path.stat())}
+            for folder, folders, names in os.walk(path, onerror=_raise):
+                for each in (*names, *folders):
+                    inner = Path(folder, each)
+                    if stat.S_ISREG((status := inner.stat()).st_mode):
+                        found[inner.relative_to(self._root).as_posix()] = _facts(status)
+                    elif each in names or inner.is_symlink():
+                        raise StoreRefusedError(f"{inner} is neither a file nor a folder")
+        return found
+
+    def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
+        """As ObjectStore says."""
+        with as_store_errors(), (self._root / name).open("rb", buffering=0) as file:
+            if _facts(os.fstat(file.fileno())) != facts:
+                raise MissingObjectError(f"{self._root / name} has changed since it was listed")
+            content = os.pread(file.fileno(), end - begin, begin)
+        if len(content) != end - begin:
+            raise UnreachableError(f"{self._root / name}: {len(content)} bytes came instead of {end - begin}")
+        return content
 
     def write(self, name: str, content: bytes) -> None:
         """As ObjectStore says."""
@@ -115,3 +143,12 @@ def _create_exclusively(path: Path, content: bytes) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _facts(status: os.stat_result) -> ObjectFacts:
+    return ObjectFacts(status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipway.store.address import StoreAddress
 
@@ -24,6 +24,13 @@ class UnreachableError(StoreError):
     """The store did not answer, or could not do its work. It may answer later."""
 
 
+class ObjectFacts(NamedTuple):
+    """What a store lists of an object: its size in bytes, and a tag that is another one when its content is (an ETag)."""
+
+    size: int
+    tag: str
+
+
 class ObjectStore(Protocol):
     """Objects by name (`a/b/c`). An object is written whole or not at all, and whoever reads after that reads it.
 
@@ -36,8 +43,16 @@ class ObjectStore(Protocol):
     def list_folders(self, prefix: str) -> list[str]:
         """What stands between `prefix` and the next slash in the names of objects, each once."""
 
+    def find(self, name: str) -> dict[str, ObjectFacts]:
+        """The object of this name; without one those whose names begin with it and a slash, or all where it is empty."""
+
     def read(self, name: str) -> bytes:
         """The content of an object. Raises MissingObjectError."""
+
+    def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to before `end` of the object that `find` found. Raises MissingObjectError where another one has
+        its name by now.
+        """
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, in the place of one of that name."""

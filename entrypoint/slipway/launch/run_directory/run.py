@@ -212,9 +212,14 @@ def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = 
     return max(newest, run.snapshots_attempt, topology.restarts) + 1
 
 
-def _refuse_finished(path: Path, plan: Plan) -> None:
+def is_finished(path: Path, plan: Plan) -> bool:
+    """Whether the run in a folder has finished what this plan asks for."""
     run = RunDirectory(path)
-    if run.outcome.word == Word.FINISHED and run.record.arguments == plan.arguments:
+    return run.outcome.word == Word.FINISHED and run.record.arguments == plan.arguments
+
+
+def _refuse_finished(path: Path, plan: Plan) -> None:
+    if is_finished(path, plan):
         raise AlreadyFinishedError(
             f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
             "Kubernetes: with a Job of another name), or give more steps."

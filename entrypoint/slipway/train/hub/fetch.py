@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,12 +194,13 @@ class ByteProgress:
 
     def __init__(self, name: str, total: int, say: Callable[[str], None]) -> None:
         """`total` in bytes."""
-        from tqdm import tqdm
-
         self._name, self._say, self._total, self._done = name, say, total, 0
         self._reported = time.monotonic()
-        shown = sys.stderr.isatty()
-        self._bar = tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False) if shown else None
+        self._bar: Any = None
+        if sys.stderr.isatty() and find_spec("tqdm"):  # a launcher alone, without PyTorch, has none
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False)
 
     def add(self, count: int) -> None:
         """Report that `count` more bytes are done."""
