@@ -30,10 +30,12 @@ class Cloud:
     left: float = 120.0
     kind: str = ""  # of the announcement, where there are several
     asked: list[str] = field(default_factory=list)  # requests
+    bodies: list[str] = field(default_factory=list)  # of those that have one
 
-    def fetch(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def fetch(self, method: str, path: str, headers: Mapping[str, str], body: str = "") -> Answer:
         """The answer to a request."""
         self.asked.append(f"{method} {path}")
+        self.bodies += [body] if body else []
         parts = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         status, text = self.answer(method, parts.path, query, {name.lower(): value for name, value in headers.items()})
@@ -106,6 +108,7 @@ class FakeAzure(Cloud):
     left: float = 30.0
     others: int = 2
     status: str = "Scheduled"
+    alone: bool = False  # no other machine goes with this one
 
     def answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str]:
         """As the guide to scheduled events says."""
@@ -115,8 +118,11 @@ class FakeAzure(Cloud):
             return (200, NAME) if query.get("format") == "text" else (400, "{}")
         if path != "/metadata/scheduledevents":
             return 404, "{}"
+        if method == "POST":
+            return 200, ""
+        others = [] if self.alone else ["trainer_70"]
         events = [self._event(other, "Reboot", [f"trainer_{10 + other}"]) for other in range(self.others)]
-        events += [self._event(99, self.kind or "Preempt", ["trainer_70", NAME.upper()])] if self.announced else []
+        events += [self._event(99, self.kind or "Preempt", [*others, NAME.upper()])] if self.announced else []
         return 200, json.dumps({"DocumentIncarnation": len(events), "Events": events})
 
     def _event(self, number: int, kind: str, resources: list[str]) -> dict[str, Any]:
@@ -145,14 +151,15 @@ def serve(cloud: Cloud) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            answer = cloud.fetch(self.command, self.path, self.headers)  # type: ignore[arg-type]  # as case-blind
-            body = answer.text.encode()
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+            answer = cloud.fetch(self.command, self.path, self.headers, body)  # type: ignore[arg-type]  # as case-blind
+            content = answer.text.encode()
             self.send_response(answer.status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(content)
 
-        do_PUT = do_GET  # noqa: N815
+        do_PUT = do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

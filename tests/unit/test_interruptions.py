@@ -129,7 +129,7 @@ def test_nothing_is_asked_on_a_machine_that_is_in_no_cloud(
 class Play:
     """A watch on a fake cloud, driven look by look by the cloud's clock; the machine's own is so many seconds ahead."""
 
-    def __init__(self, cloud: Cloud, ahead: float = 0.0, fetch: Fetch | None = None) -> None:
+    def __init__(self, cloud: Cloud, ahead: float = 0.0, fetch: Fetch | None = None, approves: bool = False) -> None:
         name = next(name for name, kind in CLOUDS.items() if isinstance(cloud, kind))
         self.cloud, self.notes, self.said = cloud, [], []  # type: tuple[Cloud, list[tuple[str, float | None]], list[str]]
         self.service = SERVICES[name](fetch or cloud.fetch)
@@ -140,6 +140,7 @@ class Play:
             self.said.append,
             lambda: self.service,
             clock,
+            approves=approves,
         )
 
     def look(self) -> bool:
@@ -224,6 +225,49 @@ def test_an_event_of_azure_that_has_started_has_no_time_left_to_name() -> None:
     play = Play(FakeAzure(due=0.0, status="Started"))
     assert play.look()
     assert play.notes == [("Azure interruption notice (Preempt, without a deadline)", None)]
+
+
+@pytest.mark.parametrize(
+    ("approves", "alone", "status", "count"),
+    [
+        (True, True, "Scheduled", 1),
+        (False, True, "Scheduled", 0),
+        (True, False, "Scheduled", 0),
+        (True, True, "Started", 0),
+    ],
+    ids=["allowed", "not allowed", "another machine would go too", "it has started"],
+)
+def test_an_event_of_azure_is_approved_at_the_end_if_that_is_allowed(
+    approves: bool, alone: bool, status: str, count: int
+) -> None:
+    cloud = FakeAzure(due=0.0, status=status, alone=alone)
+    with serve(cloud) as address:
+        play = Play(cloud, fetch=fetch_from(address), approves=approves)
+        assert play.look()
+        assert cloud.bodies == [], "nothing is approved before the node has left"
+        play.watch.__exit__()
+    assert cloud.bodies == ['{"StartRequests": [{"EventId": "602d9444-d2cd-49c7-8624-000000000099"}]}'] * count
+    assert ["is approved" in line for line in play.said] == [True] * count
+
+
+def test_an_approval_that_fails_is_reported() -> None:
+    cloud = FakeAzure(due=0.0, alone=True)
+
+    def fetch(method: str, path: str, headers: Any, body: str = "") -> Answer:
+        return Answer(500, "") if method == "POST" else cloud.fetch(method, path, headers, body)
+
+    play = Play(cloud, fetch=fetch, approves=True)
+    assert play.look()
+    play.watch.__exit__()
+    assert "is not approved, so the machine stays until its deadline: HTTP status 500" in play.said[0]
+
+
+@pytest.mark.parametrize("cloud", [FakeAws(due=0.0), FakeGcp(due=0.0)])
+def test_other_clouds_have_nothing_to_approve(cloud: Cloud) -> None:
+    play = Play(cloud, approves=True)
+    assert play.look()
+    play.watch.__exit__()
+    assert cloud.bodies == play.said == []
 
 
 @pytest.mark.parametrize("status", ["Completed", "Canceled", ""])

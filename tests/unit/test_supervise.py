@@ -1,7 +1,9 @@
 """How long the other workers have once one of them failed; one process stands for all that are left."""
 
+import math
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -169,6 +171,35 @@ def test_a_stop_is_reported_once_the_workers_can_see_it(tmp_path: Path, asked: t
             stops.came.append(Stop(60.0 * moment, number, number.name))
             handler.look([], lambda: True)
     assert [number.name in text for number, text in zip(asked, seen, strict=True)] == [True] * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("took", "left", "begun", "warns"),
+    [(40.0, 20.0, True, True), (40.0, 60.0, True, False), (40.0, 20.0, False, False), (None, 20.0, True, False)],
+    ids=["too little time", "enough time", "nothing to save", "no snapshot yet"],
+)
+@pytest.mark.parametrize("notice", [True, False], ids=["notice", "grace"])
+def test_a_save_that_may_take_longer_than_there_is_time_is_announced(
+    tmp_path: Path, took: float | None, left: float, begun: bool, warns: bool, notice: bool
+) -> None:
+    run, said = Run(tmp_path, "none", 1), []
+    write_files(
+        tmp_path,
+        {"node-0/x": "", "snapshots/step-00000010/state.json": "", "snapshots/step-00000010/manifest.json": ""},
+    )
+    if took is None:
+        shutil.rmtree(tmp_path / "snapshots")
+    else:
+        os.utime(tmp_path / "snapshots/step-00000010/state.json", (1000.0, 1000.0))
+        os.utime(tmp_path / "snapshots/step-00000010/manifest.json", (1000.0 + took, 1000.0 + took))
+    now = time.monotonic()
+    with Stops() as stops:
+        handler = StopHandler(plan_for(), run, stops, Limits(1000.0 if notice else left), said.append, MACHINE)
+        stops.came.append(Stop(now, signal.SIGTERM, "a notice", by=now + left if notice else math.inf, notice=notice))
+        handler.look([], lambda: begun)
+    warnings = [line for line in said if line.startswith("warning: the last snapshot took 40 s to be written, and ")]
+    assert len(warnings) == warns, said
+    assert not warns or "resumes from step 10" in warnings[0]
 
 
 @pytest.mark.parametrize("fails", ["", "worker"], ids=["it ends by itself", "it is killed"])

@@ -69,7 +69,8 @@ def run_job(job: Job) -> int:
 def watch_notices(job: Job, stops: Stops) -> NoticeWatch:
     """The watch on interruption notices of this machine, each of which is a request to stop. Raises LaunchError."""
     watched = choose_watched(job.sources, job.host.dmi)
-    return NoticeWatch(watched, stops.announce, say, partial(open_service, watched.cloud, job.environ))
+    asks, approves = partial(open_service, watched.cloud, job.environ), bool(job.sources.parsed("SLIPWAY_SPOT_APPROVE"))
+    return NoticeWatch(watched, stops.announce, say, asks, approves=approves)
 
 
 def alone(job: Job, node: Node) -> SingleNode:

@@ -61,6 +61,8 @@ class StopHandler:
                 said = f"stopping already, at most {self.deadline.left(now):.0f} s are left"
             disk = raise_flag(self._node.path, stop)
             self._say(f"{stop.name} received: {said}")  # the workers can see the flag by now
+            if is_first:
+                self._warn(now)
             self.seen = replace(self.seen, numbers=(*self.seen.numbers, stop.number), disk=disk or self.seen.disk)
             if disk:
                 self.deadline.give_up(now)
@@ -76,6 +78,16 @@ class StopHandler:
             return f", {left} for the snapshot"
         self.deadline.nothing_to_save(now)
         return " at once, since no step was taken yet and there is nothing to save"
+
+    def _warn(self, now: float) -> None:
+        """Before a save for which there may be too little time, say so, and what is left of the job then."""
+        took, left = self._run.save_seconds, self.deadline.left(now)
+        if self._own and not self.deadline.empty and took > left:
+            self._say(
+                f"warning: the last snapshot took {took:.0f} s to be written, and {left:.0f} s are left. If this one is not "
+                f"complete by then, the job resumes from step {self._run.newest_step}. To lose fewer steps, save more often: "
+                "--save-every"
+            )
 
     @property
     def _handles_signals(self) -> bool:

@@ -4,6 +4,7 @@ A request goes to one address that only this machine reaches, never through a pr
 """
 
 import http.client
+import json
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol
@@ -40,9 +41,7 @@ class Answer(NamedTuple):
     date: float | None = None
 
 
-Fetch = Callable[
-    [str, str, Mapping[str, str]], Answer
-]  # method, path, headers; raises OSError, http.client.HTTPException
+Fetch = Callable[..., Answer]  # method, path, headers, perhaps a body; raises OSError, http.client.HTTPException
 
 
 class RefusedError(OSError):
@@ -56,11 +55,11 @@ class RefusedError(OSError):
 def fetch_from(base: str) -> Fetch:
     """What sends requests to the service at this address; an address that makes no sense is a ValueError of each request."""
 
-    def fetch(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def fetch(method: str, path: str, headers: Mapping[str, str], body: str = "") -> Answer:
         place = urlsplit(base)
         connection = http.client.HTTPConnection(place.hostname or "", place.port or 80, timeout=TIMEOUT + WAIT)
         try:
-            connection.request(method, path, headers=dict(headers))
+            connection.request(method, path, body.encode() or None, dict(headers))
             answer = connection.getresponse()
             text = answer.read(LARGEST).decode(errors="replace")
             return Answer(answer.status, text, read_date(answer.getheader("Date")))
@@ -103,6 +102,9 @@ class Service(Protocol):
         """
         ...
 
+    def approve(self, notice: Notice) -> None:
+        """Let the machine go before the deadline of a notice with an `approval`. Raises OSError, http.client.HTTPException."""
+
 
 class Aws:
     """IMDSv2: a token first, then two paths that are missing (404) as long as there is nothing to say."""
@@ -131,6 +133,9 @@ class Aws:
             answer = self._fetch("GET", path, {"X-aws-ec2-metadata-token": self._token})
         return answer
 
+    def approve(self, notice: Notice) -> None:
+        """Nothing: no notice of AWS has an approval."""
+
     def _new_token(self) -> str:
         path = "/latest/api/token"
         answer = self._fetch("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(TTL)})
@@ -157,12 +162,15 @@ class Gcp:
         maintenance = self._get("maintenance-event")
         return Sighting(read_gcp_maintenance(maintenance.text) if maintenance.status == OK else [], maintenance.date)
 
+    def approve(self, notice: Notice) -> None:
+        """Nothing: no notice of Google Cloud has an approval."""
+
     def _get(self, key: str) -> Answer:
         return self._fetch("GET", f"/computeMetadata/v1/instance/{key}", {"Metadata-Flavor": "Google"})
 
 
 class Azure:
-    """Scheduled events of a group of machines, and once the name of this one. Nothing is acknowledged."""
+    """Scheduled events of a group of machines, and once the name of this one."""
 
     pause = 1.0  # as Azure recommends
 
@@ -174,6 +182,13 @@ class Azure:
         self._name = self._name or self._get(AZURE_NAME).text.strip()
         answer = self._get(AZURE_EVENTS)
         return Sighting(read_azure_events(answer.text, self._name), answer.date)
+
+    def approve(self, notice: Notice) -> None:
+        """As Service says: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events#start-an-event."""
+        body = json.dumps({"StartRequests": [{"EventId": notice.approval}]})
+        answer = self._fetch("POST", AZURE_EVENTS, {"Metadata": "true", "Content-Type": "application/json"}, body)
+        if answer.status != OK:
+            raise RefusedError(AZURE_EVENTS, answer.status)
 
     def _get(self, path: str) -> Answer:
         answer = self._fetch("GET", path, {"Metadata": "true"})

@@ -22,13 +22,14 @@ PENDING = ("Scheduled", "Started")  # the states of Azure's events that are not 
 
 class Notice(NamedTuple):
     """An announcement: the `cloud` for people, the `event` in its own words, and the `deadline` (Unix seconds by the cloud's
-    clock), None where it gives none. `warning`: nothing follows from it yet.
+    clock), None where it gives none. `warning`: nothing follows from it yet. `approval`: the id of an event that may be approved.
     """
 
     cloud: str
     event: str
     deadline: float | None = None
     warning: bool = False
+    approval: str = ""
 
     @property
     def text(self) -> str:
@@ -83,7 +84,10 @@ def _read_azure_event(event: dict[str, Any], machine: str) -> Notice | None:
         return None
     if kind not in LEAVING:  # Freeze: the machine pauses for some seconds
         return Notice(TITLES[AZURE], _shown(kind), warning=True)
-    return Notice(TITLES[AZURE], kind, _http_time(event.get("NotBefore")))
+    # An approval would end the other machines of an event, too.
+    lone = len(named) == 1 and event["EventStatus"] == PENDING[0]
+    approval = str(event.get("EventId") or "") if lone else ""
+    return Notice(TITLES[AZURE], kind, _http_time(event.get("NotBefore")), approval=approval)
 
 
 def _record(text: str) -> dict[str, Any]:

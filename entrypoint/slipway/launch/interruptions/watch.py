@@ -36,14 +36,17 @@ class NoticeWatch:
         say: Callable[[str], None],
         open_service: Callable[[], Service],
         clock: Clock = CLOCK,
+        *,
+        approves: bool = False,
     ) -> None:
         """`note` is called from the thread with a notice as text and the seconds that it leaves, None where it does not say.
 
-        `say` prints a line; `open_service` connects to nothing yet.
+        `say` prints a line; `open_service` connects to nothing yet. `approves`: at the end, the machine of a notice may go.
         """
         self._watched, self._note, self._say, self._open, self._clock = watched, note, say, open_service, clock
         self._over, self._looked = threading.Event(), threading.Event()
-        self._failures, self._reported = 0, False
+        self._failures, self._reported, self._approves = 0, False, approves
+        self._taken: tuple[Service, Notice] | None = None
         self._warnings: set[Notice] = set()
 
     def __enter__(self) -> Self:
@@ -56,8 +59,20 @@ class NoticeWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the watch, without waiting for a request that is under way."""
+        """End the watch, without waiting for a request that is under way. What was to be saved has been saved by now."""
         self._over.set()
+        if self._approves and self._taken and self._taken[1].approval:
+            self._approve(*self._taken)
+
+    def _approve(self, service: Service, notice: Notice) -> None:
+        from http.client import HTTPException
+
+        try:
+            service.approve(notice)
+        except (OSError, HTTPException, ValueError) as error:
+            self._say(f"warning: {notice.text} is not approved, so the machine stays until its deadline: {error}")
+        else:
+            self._say(f"{notice.text} is approved: this machine may go before the deadline")
 
     def _run(self) -> None:
         service = self._open()
@@ -82,6 +97,7 @@ class NoticeWatch:
         self._succeed()
         for notice in found.notices:
             if not notice.warning:
+                self._taken = (service, notice)
                 now = self._clock.time() if found.date is None else found.date
                 self._note(notice.text, None if notice.deadline is None else notice.deadline - now)
                 return True

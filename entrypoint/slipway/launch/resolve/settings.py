@@ -290,6 +290,14 @@ SETTINGS = (
         "off|auto|aws|gcp|azure",
     ),
     Setting(
+        "SLIPWAY_SPOT_APPROVE",
+        "",
+        "0",
+        _switch,
+        "On Azure, approve a notice's event once this node has saved and left, so that its machine may go before the deadline.",
+        "1|0",
+    ),
+    Setting(
         "SLIPWAY_RENDEZVOUS_TIMEOUT",
         "--rendezvous-timeout",
         "600",

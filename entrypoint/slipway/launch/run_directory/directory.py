@@ -281,6 +281,14 @@ class RunDirectory:
         return newest_step(self.path)
 
     @property
+    def save_seconds(self) -> float:
+        """How long the newest snapshot took to be written, by the times of its files; 0 where nothing says so."""
+        with suppress(OSError, IndexError, ValueError):
+            times = [file.stat().st_mtime for file in list_snapshots(self.path / SNAPSHOTS)[0].iterdir()]
+            return max(times) - min(times)
+        return 0.0
+
+    @property
     def snapshots_attempt(self) -> int:
         """The newest attempt that wrote any of the snapshots; 0 without one."""
         with suppress(OSError):
