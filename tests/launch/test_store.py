@@ -91,6 +91,9 @@ def test_a_stop_waits_until_its_snapshot_is_in_the_store(start: Run, rules: Rule
     assert job.end() == 75, job.text
     assert steps_in(store) == [5]
     assert job.closing[-1] == f"file://{store}/job has step 5, the newest snapshot"
+    assert any(
+        "next: " in line and f"--resume auto --store file://{store}" in line for line in job.text.splitlines()
+    ), job.text
     outcome = json.loads(next(store.glob("job/attempt-*/record/outcome.json")).read_text())
     assert outcome["code"] == 75
 

@@ -485,30 +485,6 @@ def test_a_batch_sampler_of_the_users_own_resumes_by_its_batches() -> None:
     assert take(there, make(), 9) == list(range(6, 20))
 
 
-def test_a_sampler_of_the_users_own_that_draws_when_it_begins_resumes_in_its_order() -> None:
-    class Halves:
-        """The even numbers in an order at random, then the odd ones."""
-
-        def __iter__(self) -> Iterator[int]:
-            return iter([*(2 * torch.randperm(10)), *(2 * torch.randperm(10) + 1)])
-
-        def __len__(self) -> int:
-            return 20
-
-    def make() -> DataLoader[Any]:
-        return DataLoader(torch.arange(20), 3, sampler=Halves())  # type: ignore[arg-type]
-
-    torch.manual_seed(3)
-    whole = take(position(1, []), make(), 9)
-    torch.manual_seed(3)
-    here, there = position(1, []), position(1, [])
-    before, described, own = take(here, make(), 4), here.describe(), here.of_rank()
-    torch.manual_seed(8)
-    there.load(described, own, 1)
-    assert before + take(there, make(), 9) == whole
-    assert sorted(whole) == list(range(20))
-
-
 def drawing_loader(lazy: bool) -> DataLoader[Any]:
     """A shuffled loader whose samples are drawn at random; `lazy`: its `__iter__` is a generator, as in many frameworks."""
 

@@ -54,6 +54,7 @@ def test_a_path_is_taken_as_it_is(path: str) -> None:
 
 def test_the_message_says_how_to_copy_to_the_store() -> None:
     assert "aws s3 sync" in explain_address("s3://bucket")
+    assert "slipway data fetch s3://BUCKET/PATH" in explain_address("s3://bucket")
     assert "gcloud storage rsync" in explain_address("gs://bucket")
     assert "OWNER/NAME" in explain_address("hf://owner/name")
 
@@ -95,11 +96,7 @@ def refused(slipway: Slipway, *words: str, **environ: str) -> str:
         ("data", "prepare", ".", "--out", "tokens", "--tokenizer", "s3://b/tokenizer.json"),
         ("status", "--runs", "s3://b/runs"),
         ("runs", "--runs", "s3://b/runs"),
-        ("stop", "s3://b/runs/1"),
-        ("logs", "s3://b/runs/1"),
         ("logs", "--bundle", "s3://b/1.tar.gz"),
-        ("stacks", "s3://b/runs/1"),
-        ("trace", "s3://b/runs/1"),
         ("report", "--out", "s3://b/report.html"),
         ("export", ".", "s3://b/model"),
     ],
@@ -107,6 +104,17 @@ def refused(slipway: Slipway, *words: str, **environ: str) -> str:
 )
 def test_every_place_for_a_path_refuses_an_address(slipway: Slipway, words: tuple[str, ...]) -> None:
     assert "s3://b" in refused(slipway, *words)
+
+
+@pytest.mark.parametrize("address", ["s3://b/runs/1", "gs://b/1", "az://container/1", "file:///mnt/runs/1", "S3://b/1"])
+@pytest.mark.parametrize("command", ["logs", "stop", "stacks", "trace"])
+def test_what_a_store_does_not_have_of_a_run_is_refused_with_the_commands_for_it(
+    slipway: Slipway, command: str, address: str
+) -> None:
+    answer = slipway(command, address)
+    assert (answer.code, answer.out) == (78, ""), answer.err
+    assert f"{address!r}: slipway {command} needs a run on a disk of this machine" in answer.err
+    assert "slipway status, report, eval, sample and export" in answer.err
 
 
 @pytest.mark.parametrize("name", ["SLIPWAY_RUNS", "SLIPWAY_RUN_DIR", "SLIPWAY_RESUME"])

@@ -16,7 +16,15 @@ from slipway.launch import closing
 from slipway.launch.closing import find_here
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.next_lines import IMAGE_USER, Invocation, as_typed, fill_in, fold_command, next_commands
+from slipway.launch.resolve.next_lines import (
+    IMAGE_USER,
+    Invocation,
+    as_typed,
+    fill_in,
+    fold_command,
+    name_store,
+    next_commands,
+)
 
 TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", "slipway report /checkpoints/mine"
 ROOM = "--shm-size 1g --stop-timeout 120"
@@ -193,6 +201,13 @@ def test_where_the_run_vanishes_no_command_to_try_next_needs_it() -> None:
         assert len(commands) == 3
         assert not any("{run}" in command for command in commands)
     assert next_commands(plan_for(("-m", "own")).workload, fleeting=True) == ()
+
+
+def test_a_command_that_resumes_names_the_store_of_the_run() -> None:
+    resumes = "slipway gpt --run-dir mine --resume auto --steps 80"
+    assert name_store(resumes, "s3://b/x") == "slipway gpt --run-dir mine --resume auto --store s3://b/x --steps 80"
+    assert name_store(resumes, "") == resumes
+    assert name_store("slipway report mine", "s3://b/x") == "slipway report mine"
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> None:

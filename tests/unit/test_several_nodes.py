@@ -208,6 +208,17 @@ def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
     assert told["word"] == "lost"
 
 
+def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sick = Outcome(0, "n0", "unhealthy", 1.0, rank=3)
+    for environ, advice in (
+        ({}, "with --resume auto"),
+        ({"SLIPWAY_STORE": "s3://bucket/x"}, "--resume auto --store s3://bucket/x"),
+    ):
+        conclude(judge([sick]), job_of(**environ), Run(tmp_path, "auto", 1), Course((Try(1, sick),)))
+        assert advice in RunDirectory(tmp_path).outcome_json["first"]["advice"]
+        assert advice in " ".join(capfd.readouterr().err.split())
+
+
 @pytest.mark.parametrize("attempts", [None, "x", [7, {"number": "one"}, {}]])
 def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attempts: Any) -> None:
     write_json(tmp_path / "outcome.json", {"attempts": attempts})

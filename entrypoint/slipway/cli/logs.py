@@ -21,7 +21,7 @@ from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.sources import read_all_values
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.options.numbers import Whole
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalPath, LocalRun
 
 if TYPE_CHECKING:
     from slipway.inspect.collapse import Shared
@@ -61,7 +61,7 @@ def _read_pattern(context: click.Context, option: click.Parameter, value: str | 
     epilog="\b\nExample: slipway logs --follow\nExample: slipway logs gpt-20260101-120000 --rank 0,3-5 --tail 50\n"
     "Example: slipway logs gpt-20260101-120000 --bundle"
 )
-@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
+@click.argument("run", default="", type=LocalRun(), shell_complete=complete_run)
 @RUNS
 @click.option("--rank", "ranks", callback=_read_ranges, metavar="LIST", help="Only these ranks, as 0,3-5.")
 @click.option("--node", "nodes", callback=_read_ranges, metavar="LIST", help="Only these nodes.")

@@ -24,7 +24,7 @@ from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.sources import read_sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, odd_records
 from slipway.options.numbers import Whole
-from slipway.options.paths import LocalPath, RunPath
+from slipway.options.paths import LocalPath, LocalRun, RunPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import printable
@@ -158,7 +158,7 @@ def list_all(runs: str | None, last: int, as_json: bool) -> None:
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
-@click.argument("run", type=LocalPath(), shell_complete=complete_run)
+@click.argument("run", type=LocalRun(), shell_complete=complete_run)
 @RUNS
 @click.option(
     "--wait",

@@ -14,7 +14,7 @@ from slipway.inspect.status import read_status
 from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.options.numbers import Whole
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalRun
 from slipway.protocol.errors import LaunchError, code_of
 from slipway.protocol.files import STACKS_WANTED, touch_run_file
 from slipway.protocol.printable import printable
@@ -24,7 +24,7 @@ GLANCE = 0.1  # s between two looks
 
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")
-@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
+@click.argument("run", default="", type=LocalRun(), shell_complete=complete_run)
 @click.option("--rank", "rank", type=Whole(min=0), metavar="N", help="Only this rank, with all its threads.")
 @RUNS
 def stacks(run: str, rank: int | None, runs: str | None) -> None:

@@ -19,7 +19,7 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.records import TraceAnswer
 from slipway.options.numbers import Whole
-from slipway.options.paths import LocalPath
+from slipway.options.paths import LocalRun
 from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import CLOCKS_FILE, TRACE_WANTED, TRACEABLE, TRACES, held_folder, write_json
 from slipway.protocol.printable import printable
@@ -37,7 +37,7 @@ SAID = {
 
 
 @click.command(epilog="\b\nExample: slipway trace gpt-20260101-120000 --steps 5")
-@click.argument("run", default="", type=LocalPath(), shell_complete=complete_run)
+@click.argument("run", default="", type=LocalRun(), shell_complete=complete_run)
 @click.option(
     "--steps", type=Whole(1, 100), default=3, show_default=True, metavar="N", help="Number of steps to record."
 )

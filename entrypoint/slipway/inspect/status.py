@@ -214,8 +214,7 @@ def _store_json(store: StoreRecord | None) -> dict[str, Any] | None:
     """What is known of the copy, with its age in seconds."""
     if store is None:
         return None
-    age = None if store.taken is None else round(max(0.0, time.time() - store.taken), 1)
-    return store._asdict() | {"age": age}
+    return store._asdict() | {"age": store.age(time.time())}
 
 
 def _store_line(store: StoreRecord) -> str:

@@ -24,6 +24,7 @@ from slipway.launch.resolve.next_lines import (
     as_typed,
     fill_in,
     fold_command,
+    name_store,
     next_commands,
 )
 from slipway.launch.resolve.runtimes import HOST, runtime_of
@@ -32,7 +33,7 @@ from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.restarts import Course
-from slipway.launch.verdict.verdict import Verdict
+from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
@@ -48,7 +49,11 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, wri
     not overwritten.
     """
     node_rank, lacks = job.plan.topology.node_rank, partial(advise, runtime=job.host.runtime)
-    helps = partial(what_to_do, lacks=lacks, run=run.path if run else None)
+    known, store = run.path if run else None, store_of(job)
+
+    def helps(outcome: Outcome) -> str:
+        return name_store(what_to_do(outcome, lacks, known), store)
+
     run = run if writes else None
     if run and run.is_newest(course.number):
         with suppress(OSError):
@@ -113,7 +118,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     for command in commands:
-        filled = as_typed(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), here)
+        filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))
+        filled = as_typed(filled, here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
     if commands and here.is_folder_unknown and not fleeting:
         say(
@@ -123,6 +129,11 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
         say(f"  Replace {here.usual} with your image's name, or {otherwise}.")
+
+
+def store_of(job: Job) -> str:
+    """The address of the store that has copies of the job's run; empty without one."""
+    return str(job.sources.parsed("SLIPWAY_STORE") or "") if job.plan.workload.keeps else ""
 
 
 def find_here(job: Job, fleeting: bool) -> Invocation:

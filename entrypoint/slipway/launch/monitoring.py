@@ -293,8 +293,7 @@ class Metrics:
             return
         if record.step is not None:
             yield gauge("slipway_store_step", "The step of the newest snapshot in the store.", {(): record.step})
-        if record.taken is not None:
-            age = max(0.0, time.time() - record.taken)
+        if (age := record.age(time.time())) is not None:
             yield gauge("slipway_store_age_seconds", "Seconds since that snapshot was written.", {(): age})
         yield gauge("slipway_store_bytes", "Bytes that this node has copied to the store.", {(): record.bytes})
         yield gauge("slipway_store_failing", "1 while copies fail.", {(): int(bool(record.error))})

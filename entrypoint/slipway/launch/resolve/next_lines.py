@@ -111,6 +111,11 @@ def fill_in(command: str, run: str, step: int, arguments: Sequence[str]) -> str:
     return command.format(run=shlex.quote(run), same=same, longer=twice)
 
 
+def name_store(text: str, store: str) -> str:
+    """A command or advice that resumes a run, with the store that has a copy of it, if one has."""
+    return text.replace("--resume auto", f"--resume auto --store {shlex.quote(store)}") if store else text
+
+
 def as_typed(command: str, here: Invocation) -> str:
     """A command, which begins with `slipway`, as one types it where the run was started."""
     words = command.removeprefix("slipway ")

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.records import Beat, StoreRecord
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json
 from slipway.launch.verdict.verdict import Outcome
@@ -138,7 +138,8 @@ class Books:
     def _write(self, ledger: Ledger) -> None:
         self._written = self._clock.monotonic()
         if self._run and self._writes and self._run.is_newest(self._run.attempt):
-            write_ledger(self._run.node(self._node_rank).path, ledger, self._failures)
+            node = self._run.node(self._node_rank)
+            write_ledger(node.path, ledger, self._failures, node.store)
 
 
 def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
@@ -149,10 +150,18 @@ def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
 KEPT = 100  # failures
 
 
-def write_ledger(node_dir: Path, ledger: Ledger, failures: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Keep a node's ledger, with what failed. A disk that is full or away does not end a job that runs."""
+def write_ledger(
+    node_dir: Path,
+    ledger: Ledger,
+    failures: Sequence[Mapping[str, Any]] = (),
+    store: StoreRecord = StoreRecord(),  # noqa: B008  # a tuple
+) -> None:
+    """Keep a node's ledger, with what failed and how old the newest copy in the store is. A disk that is full or away does not
+    end a job that runs.
+    """
+    copy = {"store": {"step": store.step, "age": store.age(ledger.until)}} if store.store else {}
     with suppress(OSError):
-        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), "failures": list(failures)[-KEPT:]})
+        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), **copy, "failures": list(failures)[-KEPT:]})
 
 
 def earlier_ledger(run: RunDirectory, node_rank: int, clock: Clock = CLOCK) -> Ledger:

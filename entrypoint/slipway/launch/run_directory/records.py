@@ -139,11 +139,15 @@ class StoreRecord(NamedTuple):
     seconds: Seconds = 0.0
     fetched: Seconds | None = None  # in a copy of the run that a command fetched, when that was
 
+    def age(self, now: float) -> float | None:
+        """How old the newest copy is, in seconds; None where that is unknown."""
+        return None if self.taken is None else round(max(0.0, now - self.taken), 1)
+
     def describe(self, now: float) -> str:
-        """How old the newest copy is, in words."""
+        """The same in words."""
         if self.step is None:
             return f"{self.store} has no snapshot yet"
-        age = "" if self.taken is None else f", {max(0.0, now - self.taken):.0f} s old"
+        age = "" if self.taken is None else f", {self.age(now):.0f} s old"
         return f"the newest snapshot in {self.store} is of step {self.step}{age}"
 
 
