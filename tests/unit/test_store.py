@@ -16,7 +16,7 @@ from slipway.protocol.files import MANIFEST, RUN_FILE, newest_step
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim
-from slipway.store.copier import Assignment, Copier
+from slipway.store.copier import Assignment, Copier, CopyService
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
 from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError
@@ -430,3 +430,31 @@ def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: ty
 
     with pytest.raises(kind, match="s3://bucket: Generic S3 error"), as_store_errors("s3://bucket"):
         raise exceptions.GenericError(f"Generic S3 error: {said}\n\nDebug source:\nGeneric {{}}")
+
+
+def test_the_code_of_an_answer_is_shown_however_long_the_rest_is() -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+    from slipway.store.cloud import as_store_errors
+
+    said = f"Generic S3 error: PUT http://host/{'x' * 400} status code: 507: <?xml?><Error><Code>StorageFull</Code></Error>"
+    with (
+        pytest.raises(UnreachableError, match=r"^s3://bucket: Generic S3 error: PUT .*… \(StorageFull\)$"),
+        as_store_errors("s3://bucket"),
+    ):
+        raise exceptions.GenericError(said)
+
+
+def test_after_copies_that_succeeded_at_the_end_no_error_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    make_snapshot(tmp_path / "run", 5)
+    (tmp_path / "run" / RUN_FILE).write_text('{"workload": "gpt", "attempt": 1}')
+    service = CopyService(f"file://{tmp_path}/store", 0.0, 1)
+    paths = {"path": str(tmp_path / "run"), "node": str(tmp_path / "run")}
+    service.do_copy({"run": "job", "attempt": 1, **paths, "ranks": [0], "keep": 2})
+    (tmp_path / "store").rename(tmp_path / "away")
+    service._tick()
+    record = tmp_path / "run/store.json"
+    assert "there is no folder" in json.loads(record.read_text())["error"]
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert service.do_finish({}) == {"step": 5, "newest": 5, "failure": ""}
+    assert (json.loads(record.read_text())["step"], json.loads(record.read_text())["error"]) == (5, "")

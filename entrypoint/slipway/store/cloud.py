@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,6 +28,7 @@ REFUSED = (
     exceptions.InvalidPathError,
     exceptions.UnknownConfigurationKeyError,
 )
+CODE = re.compile(r"<Code>(\w{1,60})</Code>")  # in the answer of a server of S3, Azure or Google
 # Answers for which obstore has no class, or not for every request, and that no later try changes; and the addresses at which a
 # cloud's machine gets its credentials: where they are asked in vain, there are none.
 FINAL = (
@@ -60,9 +62,11 @@ def as_store_errors(name: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """The first line of an error: obstore adds what Rust knows about it."""
+    """The first line of an error, and the code that the store gave it: obstore adds what Rust knows, and the whole answer."""
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    return text if len(text) <= 300 else f"{text[:300]}…"
+    code = CODE.search(text)
+    text = text.partition("<?xml")[0].rstrip(": ")
+    return f"{text[:300]}{'…' if len(text) > 300 else ''}{f' ({code[1]})' if code else ''}"
 
 
 class CloudStore:

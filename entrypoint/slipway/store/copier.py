@@ -326,9 +326,8 @@ class CopyService:
             copier.tell()
             return RETRY[min(self._failures, len(RETRY)) - 1]
         else:
-            copier.progress.error = (
-                copier.progress.error if copied is False and copier.progress.error.startswith("step") else ""
-            )
+            if copied or not copier.progress.error.startswith("step"):  # which lasts while that snapshot is on the disk
+                copier.progress.error = ""
             self._failures = 0
         copier.tell()
         return LOOK
@@ -414,6 +413,8 @@ class CopyService:
             try:
                 copier.finish()
                 failure = ""
+                if not copier.progress.error.startswith("step"):
+                    copier.progress.error = ""
                 break
             except (StoreError, OSError) as error:
                 failure = copier.progress.error = str(error)
