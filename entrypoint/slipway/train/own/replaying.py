@@ -49,10 +49,13 @@ class OwnReplays:
         if step != self._step:
             self._step, self._work = step, work
             self._replays.keep(step, batch)
+            found: ReplicasDifferError | WrongArithmeticError | None = None
             try:
                 self._replays.look(step)
             except (ReplicasDifferError, WrongArithmeticError) as error:
-                self._end_attempt(error, snapshots)
+                found = error
+            if found:  # here, so that what follows is not its consequence in a traceback
+                self._end_attempt(found, snapshots)
         if not self._replays.active:
             self.clean = None
         elif self._replays.agreed:
