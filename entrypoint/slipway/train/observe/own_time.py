@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,22 +26,6 @@ from torch.utils.hooks import RemovableHandle
 from slipway.protocol.cgroups import cgroup_folders, count_cpus, read_kernel_file
 
 REPORTED = 0.05  # of the time: less is no cause
-
-
-class StepClock(Protocol):
-    """Moments, and the seconds between two of them; the later one may be waited for."""
-
-    def host(self) -> float:
-        """The time of the host, in seconds since any moment."""
-
-    def now(self) -> Any:
-        """This moment. Waits for no GPU."""
-
-    def seconds(self, earlier: Any, later: Any) -> float:
-        """Return the seconds between them."""
-
-    def steady(self, earlier: Any, later: Any) -> float:
-        """Return the part of them that does not depend on the machine's other load."""
 
 
 class Moment(NamedTuple):
@@ -66,21 +50,21 @@ class HostClock:
             weakref.finalize(self, os.close, self._schedule)
 
     def host(self) -> float:
-        """See StepClock."""
+        """The time of the host, in seconds since any moment."""
         return time.perf_counter()
 
     def now(self) -> Moment:
-        """See StepClock."""
+        """This moment."""
         words = os.pread(self._schedule, 64, 0).split() if self._schedule >= 0 else []
         waited = int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else 0.0
         return Moment(self.host(), time.clock_gettime(self._ran), waited)
 
     def seconds(self, earlier: Moment, later: Moment) -> float:
-        """See StepClock."""
+        """Return the seconds between two moments."""
         return later.time - earlier.time
 
     def steady(self, earlier: Moment, later: Moment) -> float:
-        """See StepClock."""
+        """Return the part of them that does not depend on the machine's other load."""
         return max(0.0, later.time - earlier.time - (later.ran - earlier.ran) - (later.waited - earlier.waited))
 
 
@@ -88,23 +72,26 @@ class DeviceClock:
     """The time of a GPU, all of it steady: a moment is when it has done all that it was told to do before."""
 
     def host(self) -> float:
-        """See StepClock."""
+        """The time of the host, in seconds since any moment."""
         return time.perf_counter()
 
     def now(self) -> torch.cuda.Event:
-        """See StepClock."""
+        """This moment. Waits for no GPU."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()  # type: ignore[no-untyped-call]
         return event
 
     def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """See StepClock."""
+        """Return the seconds between two moments, once the later one has come."""
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1e3  # type: ignore[no-untyped-call]
 
     def steady(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """See StepClock."""
+        """Return the part of them that does not depend on the machine's other load."""
         return self.seconds(earlier, later)
+
+
+StepClock = HostClock | DeviceClock
 
 
 class Step(NamedTuple):

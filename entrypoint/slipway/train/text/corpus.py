@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,20 +26,6 @@ from slipway.train.worker.context import Context
 from slipway.train.worker.prepared import act_together, cache_folder, make_together
 
 HUB_FILES = ("*.parquet", "*.jsonl", "*.ndjson", "*.txt")
-
-
-class Tokens(Protocol):
-    """A long sequence of tokens, wherever it lies; `on_host` where it is read by the CPU."""
-
-    @property
-    def on_host(self) -> bool:
-        """Whether indices are wanted on the CPU, so that no GPU is waited for."""
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-
-    def windows(self, starts: torch.Tensor, length: int) -> torch.Tensor:
-        """The `length` tokens from each of the `starts` (int64, (n,)): int64, (n, length), on the context's device."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +66,10 @@ class StoredTokens:
             raise ConfigurationError(f"{self.path} holds the token {largest}; its tokenizer has {self.size}.")
         tokens = torch.from_numpy(windows)
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
+
+
+# A long sequence of tokens. `on_host`: it is read by the CPU, and indices are wanted there, so that no GPU is waited for.
+Tokens = DeviceTokens | StoredTokens
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,38 +34,6 @@ OTHER_FORMS = (
 CLASSES = (({"vocab.json", "merges.txt"}, "GPT2TokenizerFast"), ({"vocab.txt"}, "BertTokenizerFast"))
 # How published tokenizers call the token that ends a document, where their settings do not say.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-
-
-class Tokenizer(Protocol):
-    """What training and sampling ask of a tokenizer."""
-
-    @property
-    def name(self) -> str:
-        """What the user typed for it."""
-
-    @property
-    def identity(self) -> str:
-        """`bytes`, or the sha256 of its file: what tells it from others."""
-
-    @property
-    def size(self) -> int:
-        """The number of different tokens: one more than the largest."""
-
-    @property
-    def end(self) -> int | None:
-        """The token that stands after each document; None where it has none."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with nothing added."""
-
-    def encode_all(self, texts: Sequence[str]) -> tuple[Sequence[npt.NDArray[Any]], Coverage]:
-        """The tokens of each text, all at once, as arrays of unsigned integers; and how much of the texts it knows."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no text becomes U+FFFD."""
-
-    def save(self, folder: Path) -> None:
-        """Write what `open_tokenizer` needs into `folder`, nothing for bytes. Raises OSError."""
 
 
 class ByteTokenizer:
@@ -140,6 +108,11 @@ class FileTokenizer:
         if self._settings:
             replace_file(folder / SETTINGS, self._settings)
         replace_file(folder / FILE, self._content)
+
+
+# What training and sampling take. `name`: what the user typed; `identity`: `bytes`, or the sha256 of its file; `size`: the number
+# of different tokens; `end`: the token after each document, None without one.
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def described(tokenizer: Tokenizer) -> str:
