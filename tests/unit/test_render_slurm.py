@@ -17,7 +17,8 @@ from slipway.launch.resolve.settings import BY_NAME
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
 from slipway.render import render as render_group
-from slipway.render.sbatch import LEAVING, read_time
+from slipway.render.request import read_time
+from slipway.render.slurm import LEAVING
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

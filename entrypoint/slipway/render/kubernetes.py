@@ -22,7 +22,7 @@ from slipway.render.manifests import (
     make_manifests,
 )
 from slipway.render.operators import make_jobset, make_trainer
-from slipway.render.times import TIME_FORMS, read_time
+from slipway.render.request import TIME_FORMS, read_time
 from slipway.render.words import (
     given_settings,
     read_gpus,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.protocol.errors import LaunchError
-from slipway.render.request import MARGIN, JobRequest, without_variables
-from slipway.render.times import read_time
+from slipway.render.request import MARGIN, JobRequest, read_time, without_variables
 
 Document = dict[str, Any]
 Read = Callable[[str], list[Document]]  # a file's path below k8s/ -> its documents
