@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
-from slipway.cli.reports import describe_ending
+from slipway.inspect.report_run import describe_ending
 from slipway.cli.runs import CLEAR, WATCH, watch_run
 from slipway.cli.runs import shown as shown_status
 from slipway.inspect.runs import read_row

@@ -9,20 +9,14 @@ from pathlib import Path
 import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
-from slipway.inspect.report_run import RECORDS, RunEnding, Tried, read_run
-from slipway.inspect.status import Status, read_status
+from slipway.inspect.report_run import RECORDS, read_run
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.run_directory.records import NodeEnd, RunRecord, TriedRecord
-from slipway.launch.verdict.block import ENDINGS, heading
-from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.options.paths import LocalPath, RunPath
 from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
-from slipway.protocol.outcomes import GOOD
-from slipway.protocol.printable import utc
 from slipway.store.address import is_store
 
-NO_DATA, NONE = "none", "–"
+NO_DATA = "none"
 SHELLS = ("bash", "zsh", "fish")  # that click can complete in
 
 
@@ -85,7 +79,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
     from slipway.inspect.report import NotOursError, make_page, write_page
 
     paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
-    found = [read_run(path, describe_ending(read_status(path))) for path in paths]
+    found = [read_run(path) for path in paths]
     local = len(found) == 1 and not any(map(is_store, names))
     target = out or (found[0].path if local else Path()) / "report.html"
     try:
@@ -111,46 +105,3 @@ def _find_run(name: str, runs: str | None) -> Path:
         if any((path / record).is_file() for record in RECORDS):
             return path
     raise LaunchError(f"{name} is not a run: it contains none of {', '.join(RECORDS)}.")
-
-
-def describe_ending(status: Status) -> RunEnding:
-    """How a run is going or ended, in words for a page."""
-    outcome, first = status.outcome, status.outcome.first
-    tries = tuple(_tried(tried) for tried in outcome.attempts)
-    seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
-    lost = waiting_texts(status.ledger) if status.ledger else []
-    differed = [difference.sentence for difference in status.differences]
-    seen = [(label, "; ".join(texts)) for label, texts in (("lost time", lost), ("replicas", differed)) if texts]
-    if status.alive:
-        running = [("running", holder.text) for holder in status.holders[:1]]
-        return RunEnding("running", facts=(*running, *seen), seconds=seconds)
-    if outcome.word not in ENDINGS or first is None:
-        return RunEnding("without a verdict", status.record == RunRecord(), tuple(seen), tries, seconds)
-    facts = [
-        ("verdict", first.evidence or NONE),
-        ("where", _place(first)),
-        ("ended", _when(first)),
-        ("stacks", "\n".join(first.stacks)),
-        ("what to do", first.advice.replace("`", "")),
-        ("exit code", NONE if outcome.code is None else str(outcome.code)),
-        ("no restart", outcome.no_restart),
-        *seen,
-    ]
-    said = tuple((label, text) for label, text in facts if text)
-    return RunEnding(heading(outcome.word, first.cause), outcome.word in GOOD, said, tries, seconds)
-
-
-def _tried(tried: TriedRecord) -> Tried:
-    end = tried.outcome
-    called = heading(end.word, end.cause) if end.word in ENDINGS else "unknown"
-    after = NONE if tried.after is None else str(tried.after)
-    return Tried(str(tried.number or NONE), _place(end), f"{called}: {end.evidence or NONE}", _when(end), after)
-
-
-def _place(end: NodeEnd) -> str:
-    node = NONE if end.node_rank is None else end.node_rank
-    return f"node {node} ({end.host or NONE}){'' if end.rank is None else f', rank {end.rank}'}"
-
-
-def _when(end: NodeEnd) -> str:
-    return NONE if end.time is None else utc(end.time)

@@ -6,8 +6,7 @@ import base64
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
-from html import escape
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -49,9 +48,7 @@ def make_page(runs: Sequence[Record]) -> str:
         bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
         remarks=remarks,
         rows=lambda run: [row.cells for row in measurements(run)],
-        attempts=lambda run: [astuple(tried) for tried in run.ending.tries],
-        spent=lambda run: Markup(draw_time(run)),  # noqa: S704  # escaped there
-        legend=legend,
+        spending=spending,
         settings=report_tables.settings(runs),
         data=lambda picture: f"data:image/png;base64,{base64.b64encode(picture).decode()}",
     )
@@ -101,36 +98,23 @@ def write_page(path: Path, page: str) -> None:
     replace_file(path, page)
 
 
-WIDTH, HEIGHT = 1000, 46  # of the bar
+WIDTH = 1000  # of the bar
 
 
-def draw_time(run: Record) -> str:
-    """What each second of a run went into: a bar as an SVG element, in the order of the ledger."""
-    whole, at, bars = sum(run.ending.seconds.values()), 0.0, []
-    for (kind, spent, share), seconds, colour in zip(
-        spending(run), run.ending.seconds.values(), colours(), strict=False
-    ):
+def spending(run: Record) -> list[tuple[str, ...]]:
+    """Each part of the bar of a run's time, in the order of the ledger: its fill, where it begins and how wide it is; and in words
+    what the time went into, how long that took, and its share.
+    """
+    whole, at, parts = sum(run.ending.seconds.values()), 0.0, []
+    for (kind, seconds), fill in zip(run.ending.seconds.items(), fills(), strict=False):
         width = WIDTH * seconds / whole
-        title = f"<title>{escape(f'{kind}: {spent}, {share}')}</title>"
-        bars.append(f'<rect x="{at:.2f}" width="{width:.2f}" height="{HEIGHT}" style="{colour}">{title}</rect>')
+        parts.append((fill, f"{at:.2f}", f"{width:.2f}", kind, f"{seconds:,.1f} s", f"{seconds / whole:.1%}"))
         at += width
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="time"'
-    return f'{head} height="{HEIGHT}">{"".join(bars)}</svg>'
+    return parts
 
 
-def colours() -> Iterator[str]:
+def fills() -> Iterator[str]:
     """A fill for each part, paler ones once all are used up."""
     for opacity in (1, 0.55, 0.3):
         for number, colour in enumerate(COLOURS):
             yield f"fill: var(--c{number}, {colour}); fill-opacity: {opacity}"
-
-
-def spending(run: Record) -> list[tuple[str, str, str]]:
-    """Each part of the bar in words: what it was, how long it took, and its share."""
-    whole = sum(run.ending.seconds.values())
-    return [(kind, f"{seconds:,.1f} s", f"{seconds / whole:.1%}") for kind, seconds in run.ending.seconds.items()]
-
-
-def legend(run: Record) -> list[tuple[str, str, str, str]]:
-    """The same with the fill of each."""
-    return [(fill, *row) for fill, row in zip(colours(), spending(run), strict=False)]

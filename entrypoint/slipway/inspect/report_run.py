@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from slipway.inspect.status import Status, read_status
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import RunRecord
+from slipway.launch.run_directory.records import NodeEnd, RunRecord, TriedRecord
+from slipway.launch.verdict.block import ENDINGS, heading
+from slipway.launch.verdict.ledger import KINDS, waiting_texts
 from slipway.protocol.files import (
     ALLREDUCE_FILE,
     CHARTS,
@@ -21,33 +24,26 @@ from slipway.protocol.files import (
     OPTIONS_FILE,
     RUN_FILE,
 )
+from slipway.protocol.outcomes import GOOD
+from slipway.protocol.printable import utc
 from slipway.train.measure.plots import Point
 
+NONE = "–"
 LARGEST = sys.float_info.max  # JSON knows larger numbers, and NaN, which is no more than anything
 RECORDS = (RUN_FILE, OPTIONS_FILE, METRICS_FILE, ALLREDUCE_FILE, COMPARISON_FILE)  # a folder with any of these is a run
 
 
 @dataclass(frozen=True)
-class Tried:
-    """An attempt: where and how it ended, when (as text), and the step of the newest snapshot it left."""
-
-    number: str
-    place: str
-    evidence: str
-    when: str
-    snapshot: str
-
-
-@dataclass(frozen=True)
 class RunEnding:
-    """How a run stands or ended, as the launcher tells it: one word for it, the rest as label and text; and the `seconds` that it
+    """How a run is going or ended, as the launcher reports it: one word for it, the rest as label and text; a row of cells for each
+    attempt: its number, where and how it ended, when, and the step of the newest snapshot it left; and the `seconds` that the run
     spent on each kind of thing.
     """
 
     state: str
     good: bool = True
     facts: tuple[tuple[str, str], ...] = ()
-    tries: tuple[Tried, ...] = ()
+    tries: tuple[tuple[str, ...], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -93,13 +89,57 @@ class Record:
         return sources if isinstance(sources, dict) else {}
 
 
-def read_run(path: Path, ending: RunEnding) -> Record:
-    """Read a run's directory; `ending` is the launcher's to tell."""
+def read_run(path: Path) -> Record:
+    """Read a run's directory."""
     run, (texts, pictures) = RunDirectory(path), read_charts(path / CHARTS)
+    ending = describe_ending(read_status(path))
     return Record(
         path, path.name, run.record, ending, run.content(OPTIONS_FILE), read_curves(run), run.content(ALLREDUCE_FILE),
         run.content(COMPARISON_FILE), texts, pictures,
     )  # fmt: skip
+
+
+def describe_ending(status: Status) -> RunEnding:
+    """How a run is going or ended, in words for a page."""
+    outcome, first = status.outcome, status.outcome.first
+    tries = tuple(_tried(tried) for tried in outcome.attempts)
+    seconds = {kind.value: status.ledger[kind] for kind in KINDS if status.ledger[kind]} if status.ledger else {}
+    lost = waiting_texts(status.ledger) if status.ledger else []
+    differed = [difference.sentence for difference in status.differences]
+    seen = [(label, "; ".join(texts)) for label, texts in (("lost time", lost), ("replicas", differed)) if texts]
+    if status.alive:
+        running = [("running", holder.text) for holder in status.holders[:1]]
+        return RunEnding("running", facts=(*running, *seen), seconds=seconds)
+    if outcome.word not in ENDINGS or first is None:
+        return RunEnding("without a verdict", status.record == RunRecord(), tuple(seen), tries, seconds)
+    facts = [
+        ("verdict", first.evidence or NONE),
+        ("where", _place(first)),
+        ("ended", _when(first)),
+        ("stacks", "\n".join(first.stacks)),
+        ("what to do", first.advice.replace("`", "")),
+        ("exit code", NONE if outcome.code is None else str(outcome.code)),
+        ("no restart", outcome.no_restart),
+        *seen,
+    ]
+    said = tuple((label, text) for label, text in facts if text)
+    return RunEnding(heading(outcome.word, first.cause), outcome.word in GOOD, said, tries, seconds)
+
+
+def _tried(tried: TriedRecord) -> tuple[str, ...]:
+    end = tried.outcome
+    called = heading(end.word, end.cause) if end.word in ENDINGS else "unknown"
+    after = NONE if tried.after is None else str(tried.after)
+    return str(tried.number or NONE), _place(end), f"{called}: {end.evidence or NONE}", _when(end), after
+
+
+def _place(end: NodeEnd) -> str:
+    node = NONE if end.node_rank is None else end.node_rank
+    return f"node {node} ({end.host or NONE}){'' if end.rank is None else f', rank {end.rank}'}"
+
+
+def _when(end: NodeEnd) -> str:
+    return NONE if end.time is None else utc(end.time)
 
 
 def read_curves(run: RunDirectory) -> MetricCurves:

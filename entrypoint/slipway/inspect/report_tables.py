@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.inspect.report_run import Record, is_number
+from slipway.inspect.report_run import NONE, Record, is_number
 from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT
 from slipway.protocol.redact import redact_words
 from slipway.train.measure.bandwidth import RATE, TIME, Measurement, by_collective, draw_by_size
 
-NONE = "–"
 SPEED = "_per_second"
 # These metrics come first, in this order; the others follow in the order in which they were found.
 FIRST = ("loss", "val_loss", "accuracy", "bits_per_byte", "perplexity", "lr", "grad_norm")
