@@ -246,26 +246,12 @@ def _fold(prefix: str, text: str) -> str:
     return fold_error(prefix, text, columns_of(2) - 1)
 
 
-# What people type beside a job, by `kubectl exec` in its pod: the pod's last words are the job's.
-SILENT = {
-    "runs",
-    "stacks",
-    "status",
-    "stop",
-    "trace",
-    "logs",
-    "report",
-    "plan",
-    "render",
-    "workloads",
-    "sample",
-    "eval",
-    "completion",
-}
+# What people type beside a job, by `kubectl exec` in its pod, is any other command: the pod's last words are the job's.
+JOBS = {"run", "check", "data", "export", "selftest"}
 
 
 def _tell_pod(code: int, said: str) -> None:
-    if sys.argv[1:2] and sys.argv[1] not in SILENT:
+    if sys.argv[1:2] and (sys.argv[1] in JOBS or sys.argv[1] not in {*slipway.commands, *BESIDE}):
         from slipway.launch.closing import tell_pod
 
         tell_pod(code, said)
