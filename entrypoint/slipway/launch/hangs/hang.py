@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.launch.hangs.standing import Call, Standing, clock
+from slipway.launch.hangs.watch import Stillness
 from slipway.launch.run_directory.records import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
@@ -264,13 +265,9 @@ class HangReport:
             self._file.unlink(missing_ok=True)
 
 
-LONGEST_LOOK = 5.0  # s that the time between two looks counts at most
-
-
-def _stands(before: Beat, beat: Beat) -> bool:
-    """Whether nothing moved between two beats. A rank that waits for data reports so again and again, without progress."""
-    waits = before.phase == beat.phase == Phase.DATA and before.step == beat.step
-    return waits or beat == before
+def _progress(beat: Beat) -> tuple[object, ...]:
+    """What of a beat shows progress: nothing else of a rank that waits for data, which it reports again and again."""
+    return (beat.phase, beat.step) if beat.phase == Phase.DATA else beat
 
 
 def _order(beat: Beat) -> tuple[int, int, bool]:
@@ -288,22 +285,20 @@ class HangDetector:
         """`limit`: the seconds that phase `train` may stand still, 0 for any time; `now`: monotonic seconds. `start`: what takes
         the limit's place in phases before the first step is done, where that is another.
         """
-        self._limit, self._start, self._looked = limit, limit if start is None else start, now
+        self._limit, self._start = limit, limit if start is None else start
         self._beats = {rank: Beat(rank) for rank in ranks}
-        self._still = dict.fromkeys(self._beats, 0.0)
+        self._still = {rank: Stillness(now, 0.0, _progress(beat)) for rank, beat in self._beats.items()}
 
     def look(self, beats: Mapping[int, Beat], now: float) -> None:
         """Take the newest beats, read at `now`."""
-        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
-        for rank, before in self._beats.items():
-            beat = beats.get(rank, before)
-            self._still[rank] = self._still[rank] + passed if _stands(before, beat) else 0.0
-            self._beats[rank] = beat
+        self._beats |= {rank: beats[rank] for rank in self._beats.keys() & beats.keys()}
+        for rank, beat in self._beats.items():
+            self._still[rank].look(_progress(beat), now)
 
     @property
     def hangs(self) -> bool:
         """Whether every rank has stood still for longer than its phase allows: one that works may be waited for."""
-        return all(0 < self._allowed(beat) < self._still[rank] for rank, beat in self._beats.items())
+        return all(0 < self._allowed(beat) < self._still[rank].seconds for rank, beat in self._beats.items())
 
     def _allowed(self, beat: Beat) -> float:
         """Seconds that a rank may stand still there, 0 for any time."""
@@ -330,7 +325,7 @@ class HangDetector:
         for beat in behind[:MOST]:
             how = STATES.get(state(beat.pid), "") if beat.pid else ""
             lines.append(
-                f"rank {beat.rank} ({beat.place}, for {self._still[beat.rank]:.0f} s{', ' if how else ''}{how})"
+                f"rank {beat.rank} ({beat.place}, for {self._still[beat.rank].seconds:.0f} s{', ' if how else ''}{how})"
             )
         more = f" and {len(behind) - MOST} more" if len(behind) > MOST else ""
         who = (

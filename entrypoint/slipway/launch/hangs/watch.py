@@ -147,12 +147,11 @@ class Stillness:
     Only time during which we looked counts: a container that was frozen is no hang.
     """
 
-    def __init__(self, now: float, every: float) -> None:
-        """`now`: monotonic seconds; `every`: seconds between two looks, usually."""
-        self._seen: Hashable = None
+    def __init__(self, now: float, every: float, seen: Hashable = None) -> None:
+        """`now`: monotonic seconds; `every`: seconds between two looks, usually; `seen`: what is there already."""
+        self._seen = seen
         self._looked, self._most = now, every + LONGEST_LOOK
         self.seconds = 0.0
-        self.since = now  # monotonic seconds
 
     def look(self, seen: Hashable, now: float) -> None:
         """Take what is seen at `now`."""
@@ -160,7 +159,7 @@ class Stillness:
         if seen == self._seen:
             self.seconds += passed
         else:
-            self._seen, self.seconds, self.since = seen, 0.0, now
+            self._seen, self.seconds = seen, 0.0
 
 
 LINE = 120  # characters of a rank's last line
