@@ -21,10 +21,10 @@ from typing import NamedTuple
 from slipway.launch.attempt.child import AGENT_LOG, SPAWN_LOG
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.records import NodeEnd
-from slipway.launch.verdict.block import ENDINGS, locate
-from slipway.launch.verdict.cause import Cause
-from slipway.launch.verdict.verdict import CODES, Outcome
+from slipway.launch.verdict.block import ENDINGS
+from slipway.launch.verdict.verdict import CODES
 from slipway.protocol.files import open_run_file
+from slipway.protocol.outcomes import GOOD
 from slipway.protocol.printable import printable, rank_ranges
 
 PIECE = 65_536  # bytes read of a file at a time
@@ -269,7 +269,6 @@ def read_endings(run: Path) -> dict[int, str]:
 
 def describe(end: NodeEnd) -> str:
     """How an attempt ended, in a line."""
-    outcome = Outcome(end.node_rank or 0, end.host or "", end.word, 0.0, end.rank, Cause(text=end.evidence))
-    if outcome.good:
-        return f"{ENDINGS[outcome.word]}{outcome.evidence and f': {outcome.evidence}'}"
-    return f"{locate(outcome)}: {outcome.evidence or ENDINGS[outcome.word]}"
+    if end.word in GOOD:
+        return f"{ENDINGS[end.word]}{end.evidence and f': {end.evidence}'}"
+    return f"{end.place}: {end.evidence or ENDINGS[end.word]}"

@@ -114,7 +114,7 @@ def describe_ending(status: Status) -> RunEnding:
         return RunEnding("without a verdict", status.record == RunRecord(), tuple(seen), tries, seconds)
     facts = [
         ("verdict", first.evidence or NONE),
-        ("where", _place(first)),
+        ("where", first.place),
         ("ended", _when(first)),
         ("stacks", "\n".join(first.stacks)),
         ("what to do", first.advice.replace("`", "")),
@@ -130,12 +130,7 @@ def _tried(tried: TriedRecord) -> tuple[str, ...]:
     end = tried.outcome
     called = heading(end.word, end.cause) if end.word in ENDINGS else "unknown"
     after = NONE if tried.after is None else str(tried.after)
-    return str(tried.number or NONE), _place(end), f"{called}: {end.evidence or NONE}", _when(end), after
-
-
-def _place(end: NodeEnd) -> str:
-    node = NONE if end.node_rank is None else end.node_rank
-    return f"node {node} ({end.host or NONE}){'' if end.rank is None else f', rank {end.rank}'}"
+    return str(tried.number or NONE), end.place, f"{called}: {end.evidence or NONE}", _when(end), after
 
 
 def _when(end: NodeEnd) -> str:

@@ -242,12 +242,7 @@ def _beat_lines(beats: Sequence[Beat], ages: Sequence[float]) -> Iterator[str]:
 def _failure(end: NodeEnd) -> str:
     """An attempt that failed: which, when, where and why, as far as it is known."""
     when = "" if end.time is None else f", {utc(end.time)}"
-    return f"attempt {end.attempt or None}{when}: {_place(end)}: {end.evidence or end.word or None}"
-
-
-def _place(end: NodeEnd) -> str:
-    """The node, and the rank if it is known."""
-    return f"node {end.node_rank} ({end.host}){'' if end.rank is None else f', rank {end.rank}'}"
+    return f"attempt {end.attempt or None}{when}: {end.place}: {end.evidence or end.word or None}"
 
 
 def _worker_lines(workers: Sequence[RankStatus]) -> Iterator[str]:
@@ -266,7 +261,7 @@ def _ending(status: Status) -> list[str]:
     word, first = status.outcome.word, status.outcome.first
     if word not in CODES or first is None:
         return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
-    lines = [f"  ended       {heading(word, first.cause)}: {_place(first)}: {first.evidence}"]
+    lines = [f"  ended       {heading(word, first.cause)}: {first.place}: {first.evidence}"]
     if first.time is not None:
         lines.append(f"  when        {utc(first.time)}")
     lines += stack_lines(list(first.stacks))

@@ -46,6 +46,12 @@ class NodeEnd(NamedTuple):
     advice: str = ""
     stacks: tuple[str, ...] = ()
 
+    @property
+    def place(self) -> str:
+        """Where it ended, as far as that is known: `node 1 (gpu08), rank 9`."""
+        node = "–" if self.node_rank is None else self.node_rank
+        return f"node {node} ({self.host or '–'}){'' if self.rank is None else f', rank {self.rank}'}"
+
 
 class TriedRecord(NamedTuple):
     """An attempt in `outcome.json`. `after` is the step of the newest snapshot it left, `reached` its highest step."""
