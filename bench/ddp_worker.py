@@ -15,7 +15,8 @@ import torch.distributed as dist
 from ddp_job import Block, Side
 from torch.nn.parallel import DistributedDataParallel
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.train.loop.fit import enforce_budget, next_word
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import Training, begin_training

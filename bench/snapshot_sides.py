@@ -14,7 +14,8 @@ from threading import Event, Thread, get_native_id
 import torch
 from snapshot_peers import remove
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.protocol.durable import PIECE
 from slipway.protocol.files import SNAPSHOTS
 from slipway.train.loop.arithmetic import are_finite

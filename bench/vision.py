@@ -23,7 +23,8 @@ from turns import Host
 from tutorial import Batches, Pictures, Tutorial, judge, transform
 from vision_floor import OURS, PRODUCTS, make_floors
 
-from slipway.options import VisionOptions, parse
+from slipway.options import parse
+from slipway.options.vision import VisionOptions
 from slipway.train.loop.arithmetic import read_precision
 from slipway.train.loop.fit import fit
 from slipway.train.loop.step import learning_rate

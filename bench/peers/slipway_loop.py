@@ -8,7 +8,8 @@ import torch
 
 from peers.plan import Plan, read_plan
 from peers.turns import Turns
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.train.loop.fit import fit
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import Heartbeat

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from peers.model import Model
 from peers.plan import PROCESSES, Plan
-from slipway.options import GptOptions
+from slipway.options.gpt import GptOptions
 from slipway.train.loop.arithmetic import Precision, read_precision
 from slipway.train.loop.fit import evaluate_model
 from slipway.train.loop.loader import Sampler

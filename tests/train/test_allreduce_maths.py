@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from slipway.options import AllreduceOptions, parse
+from slipway.options import parse
+from slipway.options.allreduce import AllreduceOptions
 from slipway.train.measure.bandwidth import (
     bandwidth_summary,
     count_elements,

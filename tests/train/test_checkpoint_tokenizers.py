@@ -11,7 +11,8 @@ import pytest
 from token_files import write_tokenizer
 from tokenizers import Tokenizer as Library
 
-from slipway.options import FinetuneOptions, parse
+from slipway.options import parse
+from slipway.options.finetune import FinetuneOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import GptConfig
 from slipway.train.text.checkpoints import INCLUDE, read_tokenizer

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.options import GptOptions, LinearOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
+from slipway.options.linear import LinearOptions
 from slipway.options.command import option_lines
 from slipway.protocol.mistake import ConfigurationError
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.options.dataset import parse_hub_data
 from slipway.protocol.mistake import ConfigurationError
 
@@ -88,7 +89,7 @@ def test_a_data_set_of_the_hub_is_a_repo_and_a_folder(source: str, repo: str, fo
 
 def test_the_checks_need_no_torch() -> None:
     code = (
-        "import sys; from slipway.options import GptOptions, parse; "
+        "import sys; from slipway.options import parse; from slipway.options.gpt import GptOptions; "
         "parse(GptOptions, ['--dataset', 'tokens:tokens', '--tokenizer', 'bytes']); "
         "print(sorted({'torch', 'numpy', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
     )

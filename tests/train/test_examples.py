@@ -20,7 +20,8 @@ from training_jobs import raise_stop_flag, worker_environment
 from waiting import PATIENCE
 
 import slipway
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

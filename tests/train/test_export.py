@@ -17,7 +17,8 @@ from huggingface_hub import ModelCard
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from training_jobs import Run
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.train.export import export_run, read_export
 from slipway.train.export.gpt import write_tokenizer
 from slipway.train.export.trained import publishable, read_trained, without_folders

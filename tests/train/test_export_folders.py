@@ -11,7 +11,8 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.protocol.files import list_snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_result, export_run, read_export

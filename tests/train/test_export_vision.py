@@ -10,7 +10,8 @@ import torch
 from huggingface_hub import ModelCard
 from training_jobs import Run
 
-from slipway.options import VisionOptions, parse
+from slipway.options import parse
+from slipway.options.vision import VisionOptions
 from slipway.train.models.classifier import Classifier
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.vision import make_task, open_pictures

@@ -14,7 +14,8 @@ import pytest
 import torch
 from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.options import LinearOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.measure.plots import aligned, comparison_rows
 from slipway.train.workloads import comparison

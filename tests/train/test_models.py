@@ -9,7 +9,8 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.gpt import Gpt, GptConfig, adamw
 from slipway.train.text.language import sample

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 from training_jobs import worker_environment
 
-from slipway.options import Common, VisionOptions, parse
+from slipway.options import Common, parse
+from slipway.options.vision import VisionOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.arithmetic import Buffers, are_finite
 from slipway.train.loop.fit import fit

@@ -9,7 +9,9 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.options import LinearOptions, VisionOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
+from slipway.options.vision import VisionOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import step
 from slipway.train.loop.step import take_step

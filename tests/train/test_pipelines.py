@@ -12,7 +12,8 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
-from slipway.options import LinearOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
 from slipway.protocol.files import list_snapshots
 from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step

@@ -17,7 +17,8 @@ import pytest
 import torch
 from training_jobs import Run
 
-from slipway.options import LinearOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.observe.sinks import Sinks, open_sinks
 

@@ -15,7 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
-from slipway.options import LinearOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step

@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 from training_jobs import Run
 
-from slipway.options import VisionOptions, parse
+from slipway.options import parse
+from slipway.options.vision import VisionOptions
 from slipway.protocol.durable import sync_tree
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.models.cnn import build, flops_per_picture

@@ -12,7 +12,9 @@ import click
 import pytest
 
 import slipway
-from slipway.options import WORKLOADS, GptOptions, LinearOptions, parse
+from slipway.options import WORKLOADS, parse
+from slipway.options.gpt import GptOptions
+from slipway.options.linear import LinearOptions
 from slipway.options.command import GROUPS, WHAT
 
 pytestmark = pytest.mark.core
@@ -130,7 +132,7 @@ def test_presets_name_options_that_exist(kind: type[LinearOptions] | type[GptOpt
 
 def test_importing_the_options_loads_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, slipway.options as options; options.parse(options.GptOptions, ['--lr', '1']); "
+        "import sys; from slipway.options import parse; from slipway.options.gpt import GptOptions; parse(GptOptions, ['--lr', '1']); "
         "print([name for name in ('torch', 'numpy', 'tqdm', 'safetensors') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": str(Path(slipway.__file__).parents[1])}

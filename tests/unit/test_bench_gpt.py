@@ -16,7 +16,8 @@ from peers.plan import PLAN, PROCESSES, Plan, Size, read_plan
 from peers.slipway_loop import words
 from peers.training import begin, learning_rate, ours, visited
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.train.loop import step
 from slipway.train.loop.loader import Loader, Sampler
 

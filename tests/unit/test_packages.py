@@ -13,7 +13,8 @@ import pytest
 
 from slipway.cli.cli import told_what_is_missing
 from slipway.launch.resolve.packages import TRAIN, locate_module, require_packages
-from slipway.options import VisionOptions, parse
+from slipway.options import parse
+from slipway.options.vision import VisionOptions
 from slipway.protocol.errors import LaunchError
 
 ROOT = Path(__file__).parents[2]

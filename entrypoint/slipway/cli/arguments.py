@@ -147,7 +147,7 @@ def require_possible(chosen: "Options", topology: Topology, stages: int, *, unev
 
 def _divide(topology: Topology, chosen: "Options") -> Topology:
     """Return the topology with what `--stages` makes of its processes. Raises LaunchError for what cannot work."""
-    from slipway.options import PipelineOptions  # torch-free
+    from slipway.options.pipeline import PipelineOptions  # torch-free
 
     assert isinstance(chosen, PipelineOptions)
     return divide_processes(topology, chosen.stages, chosen.possible_stages(topology.world_size))

@@ -7,18 +7,11 @@ make, which a start pays for the one workload that it starts.
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from slipway.options.command import parse
 from slipway.options.common import Common, Options
 
-if TYPE_CHECKING:  # the same again for editors and type checkers, which do not run `__getattr__`
-    from slipway.options.allreduce import AllreduceOptions
-    from slipway.options.finetune import FinetuneOptions
-    from slipway.options.gpt import GptOptions
-    from slipway.options.linear import LinearOptions
-    from slipway.options.pipeline import PipelineOptions
-    from slipway.options.vision import VisionOptions
+__all__ = ["WORKLOADS", "Common", "Options", "parse"]
 
 NAMES = {
     name: f"{name.capitalize()}Options" for name in ("finetune", "gpt", "pipeline", "vision", "linear", "allreduce")
@@ -44,25 +37,3 @@ class Workloads(Mapping[str, type[Options]]):
 
 
 WORKLOADS = Workloads()
-
-
-def __getattr__(name: str) -> Any:
-    """Load the class of a workload by its own name. Raises AttributeError."""
-    for workload, kind in NAMES.items():
-        if kind == name:
-            return WORKLOADS[workload]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = [
-    "WORKLOADS",
-    "AllreduceOptions",
-    "Common",
-    "FinetuneOptions",
-    "GptOptions",
-    "LinearOptions",
-    "Options",
-    "PipelineOptions",
-    "VisionOptions",
-    "parse",
-]

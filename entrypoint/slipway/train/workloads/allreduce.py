@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from slipway.options import AllreduceOptions, parse
+from slipway.options import parse
+from slipway.options.allreduce import AllreduceOptions
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, CHARTS
 from slipway.protocol.outcomes import Word

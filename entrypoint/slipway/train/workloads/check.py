@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from slipway.options import AllreduceOptions, parse
+from slipway.options import parse
+from slipway.options.allreduce import AllreduceOptions
 from slipway.options.allreduce import ALL_REDUCE
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word

@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from slipway.options import FinetuneOptions, parse
+from slipway.options import parse
+from slipway.options.finetune import FinetuneOptions
 from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR
 from slipway.protocol.files import METRICS_FILE

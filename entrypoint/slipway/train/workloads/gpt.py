@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from slipway.options import GptOptions, parse
+from slipway.options import parse
+from slipway.options.gpt import GptOptions
 from slipway.options.gpt import TextOptions
 from slipway.train.export import export_result
 from slipway.train.loop.fit import TrainingResult, fit

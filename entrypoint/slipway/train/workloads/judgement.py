@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
-from slipway.options import WORKLOADS, FinetuneOptions, Options, parse
+from slipway.options import WORKLOADS, Options, parse
+from slipway.options.finetune import FinetuneOptions
 from slipway.options.gpt import TextOptions
 from slipway.protocol.files import OPTIONS_FILE, SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError

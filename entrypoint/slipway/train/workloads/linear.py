@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipway.options import LinearOptions, parse
+from slipway.options import parse
+from slipway.options.linear import LinearOptions
 from slipway.protocol.outcomes import Word
 from slipway.train.loop.fit import fit
 from slipway.train.task import Batch, Task, Validation

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from slipway.options import PipelineOptions, parse
+from slipway.options import parse
+from slipway.options.pipeline import PipelineOptions
 from slipway.train.models.gpt import TIED, Gpt, GptStage, StagedGpt
 from slipway.train.parallel.pipeline import join_pipelines
 from slipway.train.task import Batch, Task

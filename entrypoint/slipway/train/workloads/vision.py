@@ -21,7 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 from torch.nn import functional
 
-from slipway.options import VisionOptions, parse
+from slipway.options import parse
+from slipway.options.vision import VisionOptions
 from slipway.options.vision import CIFAR10
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
