@@ -79,7 +79,7 @@ class Torchrun:
                 stdout=self._terms.pipes[2 * local],
                 stderr=self._terms.pipes[2 * local + 1],
                 start_new_session=True,
-                pass_fds=self._terms.crew.files,
+                pass_fds=self._terms.workers.files,
             )
 
     def _tell(self, **event: Any) -> None:

@@ -12,7 +12,7 @@ from slipway.launch.attempt import lasting
 from slipway.launch.attempt.lasting import Spare
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, lives, send_signal, trees
-from slipway.process.standby import leave_behind
+from slipway.process.standby import fork_standby
 
 def begin(words):
     seen = {"words": words, "A": os.environ.get("SLIPWAY_A"), "B": os.environ.get("B"), "parent": os.getppid() == launcher}
@@ -37,7 +37,7 @@ with Spare(OwnProcesses(), wanted=True) as spare:
     with spare.offer({}) as theirs:
         agent = os.fork()
         if not agent:
-            work = leave_behind(theirs.fileno(), launcher, [], begin)
+            work = fork_standby(theirs.fileno(), launcher, [], begin)
             os._exit(work() if work else 0)
     os.waitpid(agent, 0)
     while spare.pid is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from slipway.process import warm
-from slipway.process.standby import Standby, leave_behind
+from slipway.process.standby import Standby, fork_standby
 from slipway.process.tree import stand_between
 
 
@@ -30,7 +30,7 @@ class AgentConfig:
     events: int
     pipes: tuple[int, ...]
     errors: str
-    crew: warm.Crew
+    workers: warm.WorkerGroup
     link: int | None
     options: tuple[str, ...]  # torchrun's
     command: tuple[str, ...]  # each worker's
@@ -43,9 +43,9 @@ class AgentConfig:
         pipes, more = (tuple(int(number) for number in text.split(",") if number) for text in (logs, files))
         end = arguments.index("--")
         options, command = tuple(arguments[:end]), tuple(arguments[end + 1 :])
-        crew = warm.Crew(command if begins else (), rank, world_size, pipes, more)
+        workers = warm.WorkerGroup(command if begins else (), rank, world_size, pipes, more)
         parking = int(link) if link else None
-        return cls(int(launcher), int(events), pipes, errors, crew, parking, options, command)
+        return cls(int(launcher), int(events), pipes, errors, workers, parking, options, command)
 
     @property
     def arguments(self) -> list[str]:
@@ -59,10 +59,10 @@ def main(argv: Sequence[str]) -> int:
         return wait_as_standby(*map(int, argv))
     terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
-    begun = terms.crew.begin()
+    begun = terms.workers.begin()
     import_torch()
     if terms.link is not None:
-        if work := leave_behind(terms.link, terms.launcher, begun, begin_again):
+        if work := fork_standby(terms.link, terms.launcher, begun, begin_again):
             return work()
         os.close(terms.link)
     return run_torchrun(terms, begun)
@@ -98,7 +98,7 @@ def begin_again(argv: Sequence[str], script: warm.Script | None = None) -> Calla
     """
     terms = AgentConfig.read(argv)
     stand_between(terms.launcher)
-    begun = terms.crew.fork(script)
+    begun = terms.workers.fork(script)
     return begun if callable(begun) else partial(run_torchrun, terms, begun)
 
 

@@ -19,7 +19,7 @@ from slipway.process.warm import Work, Worker, no_collection
 Begin = Callable[[Sequence[str]], Work]
 
 
-def leave_behind(link: int, launcher: int, workers: Sequence[Worker], begin: Begin) -> Work | None:
+def fork_standby(link: int, launcher: int, workers: Sequence[Worker], begin: Begin) -> Work | None:
     """Fork the standby. Returns None; in what is forked from it later, what that has to do.
 
     `workers` are those that this process has begun.

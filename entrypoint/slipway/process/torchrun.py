@@ -106,7 +106,7 @@ class Worker(SubprocessHandler):
                 stdout=self._stdout,
                 stderr=self._stderr,
                 start_new_session=True,
-                pass_fds=self._terms.crew.files,
+                pass_fds=self._terms.workers.files,
             )
 
 

@@ -39,7 +39,7 @@ def no_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerGroup:
     """The workers that torchrun is about to start by `… -m MODULE ARGUMENTS…` (no words: by another command, which waits for
     it), two of the `pipes` as stdout and stderr of each, the first one's rank, and how many there are on all nodes."""
 

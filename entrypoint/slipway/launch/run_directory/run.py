@@ -281,7 +281,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
     try:
         for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
-        for stale in _left_behind(run, node, plan):  # by the attempt before; its verdict is in outcome.json
+        for stale in _stale_files(run, node, plan):  # by the attempt before; its verdict is in outcome.json
             with held_folder(stale.parent) as folder:
                 (folder / stale.name).unlink(missing_ok=True)
         if plan.topology.rank == 0 or not run.shared:
@@ -318,7 +318,7 @@ def cannot_make(error: OSError) -> LaunchError:
 OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
 
 
-def _left_behind(run: Run, node: Path, plan: Plan) -> list[Path]:
+def _stale_files(run: Run, node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files, and what one that was killed had not finished writing; where there is one per process, its
     neighbours may have written theirs already, or be writing them."""
     if process := plan.topology.process:

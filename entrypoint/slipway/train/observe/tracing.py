@@ -40,7 +40,7 @@ class Tracing:
         self._seen: object = None
         self._looks = place.rank == 0 and place.run_dir == place.node_dir.parent
         if self._looks:
-            context.trace_where(self._look)
+            context.flag.wanted = self._look
             with suppress(OSError):
                 touch_run_file(self._folder / TRACEABLE)
 
@@ -63,7 +63,7 @@ class Tracing:
 
     def begin(self, step: int) -> None:
         """Before each step, by every rank: begin to record where that was agreed on."""
-        wanted = self._context.take_steps_to_trace()
+        wanted = self._context.flag.take_steps_to_trace()
         if not wanted or self._recording is not None:
             return
         self._context.beat(Phase.MEASURE)  # the profiler takes seconds when it starts for the first time

@@ -44,7 +44,7 @@ class Context(RankCollectives):
         self.device = device
         self.steps: int | None = None  # in all, once it is known
         self.outcome = WorkerOutcome(Word.FINISHED, "finished")
-        self._flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
+        self.flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
         self._heartbeat = heartbeat
         self._waited: dict[int, float] = {}  # seconds, by the rank that was waited for
 
@@ -95,29 +95,21 @@ class Context(RankCollectives):
 
     def begin_stop_exchange(self, late: bool = False) -> None:
         """Begin to exchange the stop flag, and whether this rank's next data are `late`. By every rank."""
-        self._flag.begin_stop_exchange(late)
+        self.flag.begin_stop_exchange(late)
 
     def finish_stop_exchange(self) -> tuple[str | None, bool]:
         """`stopped`, `cancelled` or None, and whether data are late, as of the exchange begun last: the same on all ranks."""
-        return self._flag.finish_stop_exchange()
+        return self.flag.finish_stop_exchange()
 
     def agree(self, late: bool = False) -> tuple[str | None, bool]:
         """The same at once: returns when every rank is here."""
-        self._flag.begin_stop_exchange(late)
-        return self._flag.finish_stop_exchange()
-
-    def trace_where(self, wanted: Callable[[], int]) -> None:
-        """Have `wanted` asked, before each exchange of the stop flag, how many steps all ranks are to trace. On rank 0."""
-        self._flag.wanted = wanted
-
-    def take_steps_to_trace(self) -> int:
-        """How many steps the ranks agreed to trace since this was asked last: the same on all of them."""
-        return self._flag.take_steps_to_trace()
+        self.flag.begin_stop_exchange(late)
+        return self.flag.finish_stop_exchange()
 
     def close(self) -> None:
         """Finish what is still under way between the ranks, and let go of them."""
-        self._flag.close()
-        self._flag = StopFlag(None, None)
+        self.flag.close()
+        self.flag = StopFlag(None, None)
         self.side = None
 
 
