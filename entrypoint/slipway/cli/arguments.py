@@ -19,7 +19,6 @@ from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.settings import BY_NAME
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
@@ -75,7 +74,7 @@ def read_program(words: Sequence[str], sources: Sources) -> Program:
     try:
         workload, arguments = find_workload(named)
     except LaunchError as error:
-        set_to = "" if words else f"{sources.claims(BY_NAME['WORKLOAD'])[0].about('WORKLOAD')}: "
+        set_to = "" if words else f"{sources.claim('WORKLOAD').about('WORKLOAD')}: "
         raise LaunchError(f"{set_to}{error}", error.code) from None
     options = check_arguments(workload.name, arguments) if workload.own else None
     if options and options.values().get("launcher") == "spawn":

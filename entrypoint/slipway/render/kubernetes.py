@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.settings import BY_NAME
 from slipway.launch.resolve.sources import LIBRARIES, Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
@@ -98,7 +97,7 @@ def read_files(path: str) -> list[Document]:
 
 def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> ManifestRequest:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
-    resume = sources.claims(BY_NAME["SLIPWAY_RESUME"])[0]
+    resume = sources.claim("SLIPWAY_RESUME")
     if not resume.is_default and resume.value == "none":
         raise LaunchError(
             f"{resume.about('SLIPWAY_RESUME')}, but a pod resumes the run that is named after its job. Omit it; "

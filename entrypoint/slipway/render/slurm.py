@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from slipway.launch.resolve.settings import BY_NAME
 from slipway.launch.resolve.sources import Claim, Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
@@ -79,7 +78,7 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
         given_settings(sources),
         image=name_for_enroot(image) if image else None,
         gpus=gpus,
-        runs=_shared(sources.claims(BY_NAME["SLIPWAY_RUNS"])[0], mounted=not venv),
+        runs=_shared(sources.claim("SLIPWAY_RUNS"), mounted=not venv),
     )
     template = resources.files("slipway").joinpath("templates/train.sbatch").read_text(encoding="utf-8")
     return os.fsencode(make_sbatch(template, asked))  # a word may hold bytes that are no text

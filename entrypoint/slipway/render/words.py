@@ -57,7 +57,7 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
 
     `here`: a user's own script is seen by the nodes where it is here, so it must exist.
     """
-    if not words and not sources.claims(BY_NAME["WORKLOAD"])[0].is_default:
+    if not words and not sources.claim("WORKLOAD").is_default:
         words = shlex.split(sources.value("WORKLOAD"))
     if words and (here or not (words[0] == "--no-python" or words[0].endswith(".py"))):
         workload, arguments = find_workload(words)
@@ -73,7 +73,7 @@ def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
     The job reads the environment of its submission and .env again, so none of them may say anything else.
     """
     for place in PLACES:
-        claim = sources.claims(BY_NAME[place])[0]
+        claim = sources.claim(place)
         if not claim.is_default:
             raise LaunchError(
                 f"{claim.about(place)}, but the scheduler sets the rank of each node and the address of node 0. Omit it."
@@ -87,7 +87,7 @@ def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
                 f"{claims[0].about('WORLD_SIZE')}, but {claim.about('WORLD_SIZE')}, which the job would read, too. "
                 "Make them equal, or leave all but one out."
             )
-    spares = sources.claims(BY_NAME["SLIPWAY_SPARES"])[0]
+    spares = sources.claim("SLIPWAY_SPARES")
     count = int(str(parse_claim(BY_NAME["SLIPWAY_SPARES"], spares)))
     size = sizes[0] if sizes else NodeCount(1, 1)
     if size.spares and not spares.is_default and count != size.spares:
@@ -113,7 +113,7 @@ def given_settings(sources: Sources) -> dict[str, str]:
     """The settings that somebody gave, but for those that a job file says in a way of its own. Raises LaunchError."""
     given = {}
     for setting in SETTINGS:
-        claim = sources.claims(setting)[0]
+        claim = sources.claim(setting.name)
         if setting.name not in APART and not claim.is_default:
             parse_claim(setting, claim)
             given[setting.name] = claim.value
@@ -123,13 +123,13 @@ def given_settings(sources: Sources) -> dict[str, str]:
 def read_runs(sources: Sources) -> dict[str, str]:
     """The folder for runs, where somebody named one. Raises LaunchError where results would go with the container."""
     for name in ("SLIPWAY_RUNS", "SLIPWAY_RUN_DIR"):
-        claim = sources.claims(BY_NAME[name])[0]
+        claim = sources.claim(name)
         if claim.value and not claim.is_default and not Path(claim.value).is_relative_to(CHECKPOINTS):
             raise LaunchError(
                 f"{claim.about(name)}, but in the container only {CHECKPOINTS} is a volume for results. Type "
                 f"{BY_NAME[name].option} {CHECKPOINTS}/NAME, or leave it out."
             )
-    runs = sources.claims(BY_NAME["SLIPWAY_RUNS"])[0]
+    runs = sources.claim("SLIPWAY_RUNS")
     return {} if runs.is_default else {"SLIPWAY_RUNS": runs.value}
 
 
@@ -159,14 +159,14 @@ def read_gpus(gpus: int | None, image: str | None) -> int | None:
 
 def require_enough(gpus: int | None, sources: Sources) -> None:
     """Raise LaunchError where the launchers would find too few GPUs; `gpus` None are all of a machine."""
-    claim = sources.claims(BY_NAME["NPROC_PER_NODE"])[0]
+    claim = sources.claim("NPROC_PER_NODE")
     processes = parse_claim(BY_NAME["NPROC_PER_NODE"], claim)
     if gpus and isinstance(processes, int) and processes > gpus and not sources.parsed("SLIPWAY_OVERSUBSCRIBE"):
         raise LaunchError(
             f"{claim.about('NPROC_PER_NODE')}, but --gpus {gpus}. Omit the number of processes; "
             "to share GPUs between processes, add --oversubscribe."
         )
-    backend = sources.claims(BY_NAME["SLIPWAY_BACKEND"])[0]
+    backend = sources.claim("SLIPWAY_BACKEND")
     for name, needs in ((claim, "gpu"), (backend, "nccl")):
         if gpus == 0 and name.value == needs:
             about = name.about("NPROC_PER_NODE" if needs == "gpu" else "SLIPWAY_BACKEND")

@@ -188,7 +188,7 @@ def choose_backend(
 ) -> str:
     """Return nccl, gloo or mpi. Raises LaunchError for nccl without GPUs."""
     setting = BY_NAME["SLIPWAY_BACKEND"]
-    claim = sources.claims(setting)[0]
+    claim = sources.claim(setting.name)
     backend = str(parse_claim(setting, claim))
     if backend == "auto":
         return "nccl" if device == "cuda" and not share_gpus(devices.gpus, processes, process) else "gloo"

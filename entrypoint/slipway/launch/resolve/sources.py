@@ -90,14 +90,18 @@ class Sources:
         given = [*([option] if option else []), *self.from_environment(*names), *self.from_file(*names)]
         return [*given, Claim(self.defaults.get(setting.name, setting.default), "default")]
 
+    def claim(self, name: str) -> Claim:
+        """The one of `claims` that wins."""
+        return self.claims(BY_NAME[name])[0]
+
     def parsed(self, name: str) -> object:
         """The winning value of such a setting, as its parser reads it. Raises LaunchError."""
-        return parse_claim(BY_NAME[name], self.claims(BY_NAME[name])[0])
+        return parse_claim(BY_NAME[name], self.claim(name))
 
     def value(self, name: str) -> str:
         """The winning text of such a setting, checked by its parser. Raises LaunchError."""
         self.parsed(name)
-        return self.claims(BY_NAME[name])[0].value
+        return self.claim(name).value
 
 
 def parse_claim(setting: Setting, claim: Claim) -> object:

@@ -319,7 +319,7 @@ def _read_size(sources: Sources, readings: tuple[Reading, ...], claim: Claim, pr
     """
     size = parse_claim(BY_NAME["WORLD_SIZE"], claim)
     assert isinstance(size, NodeCount)  # as its parser says
-    typed = sources.claims(BY_NAME["SLIPWAY_SPARES"])[0]
+    typed = sources.claim("SLIPWAY_SPARES")
     spares = int(str(parse_claim(BY_NAME["SLIPWAY_SPARES"], typed)))
     about, counted = typed.about("SLIPWAY_SPARES"), claim.about("WORLD_SIZE")
     if size.spares and not typed.is_default and spares != size.spares:
