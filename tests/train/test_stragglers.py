@@ -260,7 +260,7 @@ def test_causes_are_told_by_their_share(monkeypatch: pytest.MonkeyPatch) -> None
     for seconds, waited, throttled in ((0, 0, 0), (10, 1e9, 10), (20, 4e9, 50)):
         now[0] = seconds
         files |= {"schedstat": f"1 {waited:.0f} 1", "cpu.stat": f"nr_periods {seconds * 10}\nnr_throttled {throttled}"}
-        causes.look(2.5)
+        causes.sample(2.5)
     text = causes.text()
     assert "25% of the time it waits for its data" in text
     assert "20% of the time it waits for a processor that others use" in text
@@ -275,8 +275,8 @@ def test_causes_are_told_by_their_share(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_kernel_that_tells_nothing_ends_no_job(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_time, "read_kernel_file", lambda _: odd)
     causes = Causes(CPU, 2, lambda: 0.0)
-    causes.look(0.0)
-    causes.look(0.0)
+    causes.sample(0.0)
+    causes.sample(0.0)
     assert causes.text() == ""
 
 

@@ -212,9 +212,9 @@ class OwnTime:
         self._steps, self._before, self.data = [], None, 0.0
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """What a process knew at a moment, in seconds: the time, how long it waited for a processor so far, and for its data since
-    the look before; and how many periods of its quota there were, and in how many of them it was held back.
+    the sample before; and how many periods of its quota there were, and in how many of them it was held back.
     """
 
     time: float
@@ -228,21 +228,21 @@ class Causes:
     """What this process can see of why it is slow. A kernel without these files is not an error."""
 
     def __init__(self, device: torch.device, kept: int, now: Callable[[], float]) -> None:
-        """Look back over so many looks. `now`: the host's time in seconds."""
+        """Look back over so many samples. `now`: the host's time in seconds."""
         self._device, self._now = device, now
-        self._looks: deque[Look] = deque(maxlen=kept)
+        self._samples: deque[Sample] = deque(maxlen=kept)
         self._folders = cgroup_folders(Path("/"), "cpu")
 
-    def look(self, data: float) -> None:
-        """Take what there is to see now; `data`: seconds that it waited for its data since the last look."""
+    def sample(self, data: float) -> None:
+        """Take what there is to see now; `data`: seconds that it waited for its data since the last sample."""
         waited = read_kernel_file(Path("/proc/self/schedstat")).split()
         held = max((self._quota(folder) for folder in self._folders), key=lambda each: each[1], default=(0, 0))
         seconds = int(waited[1]) / 1e9 if len(waited) > 1 and waited[1].isdigit() else 0.0
-        self._looks.append(Look(self._now(), seconds, data, *held))
+        self._samples.append(Sample(self._now(), seconds, data, *held))
 
     def forget(self) -> None:
         """What was seen so far has nothing to do with what follows."""
-        self._looks.clear()
+        self._samples.clear()
 
     @staticmethod
     def _quota(folder: Path) -> tuple[int, int]:
@@ -252,13 +252,13 @@ class Causes:
         return (int(periods), int(throttled)) if periods.isdigit() and throttled.isdigit() else (0, 0)
 
     def text(self) -> str:
-        """Return what is known about the time between the first and the last look; empty if nothing."""
-        if len(self._looks) < 2:
+        """Return what is known about the time between the first and the last sample; empty if nothing."""
+        if len(self._samples) < 2:
             return ""
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         passed = max(last.time - first.time, 1e-9)
         shares = {
-            "it waits for its data": sum(look.data for look in list(self._looks)[1:]) / passed,
+            "it waits for its data": sum(one.data for one in list(self._samples)[1:]) / passed,
             "it waits for a processor that others use": (last.waited - first.waited) / passed,
             f"its quota of {count_cpus():g} processors is used up": (last.throttled - first.throttled)
             / max(1, last.periods - first.periods),

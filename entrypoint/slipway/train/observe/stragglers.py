@@ -116,7 +116,7 @@ class Stragglers:
         now = self._now()
         whole, self._since, self._steps = (now - self._since) / self._window, now, 0
         taken = self.own_time.take()
-        self._causes.look(taken.data * self._window)
+        self._causes.sample(taken.data * self._window)
         mine = torch.tensor([taken.own, taken.steady, whole], dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self._context.place.world_size)]
         self._under_way = parts, dist.all_gather(parts, mine, group=self._group, async_op=True)
