@@ -8,9 +8,9 @@ import click
 import pytest
 
 from slipway.options import parse
+from slipway.options.command import option_lines
 from slipway.options.gpt import GptOptions
 from slipway.options.linear import LinearOptions
-from slipway.options.command import option_lines
 from slipway.protocol.mistake import ConfigurationError
 
 pytestmark = pytest.mark.core

@@ -10,8 +10,8 @@ import click
 import pytest
 
 from slipway.options import parse
-from slipway.options.gpt import GptOptions
 from slipway.options.dataset import parse_hub_data
+from slipway.options.gpt import GptOptions
 from slipway.protocol.mistake import ConfigurationError
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import slipway
 from slipway.options import WORKLOADS, parse
+from slipway.options.command import GROUPS, WHAT
 from slipway.options.gpt import GptOptions
 from slipway.options.linear import LinearOptions
-from slipway.options.command import GROUPS, WHAT
 
 pytestmark = pytest.mark.core
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from stand_ins import Slipway
 
-from slipway.inspect.report_run import describe_ending
 from slipway.cli.runs import CLEAR, WATCH, watch_run
 from slipway.cli.runs import shown as shown_status
+from slipway.inspect.report_run import describe_ending
 from slipway.inspect.runs import read_row
 from slipway.inspect.status import find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import Stops

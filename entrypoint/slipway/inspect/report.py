@@ -105,7 +105,8 @@ def spending(run: Record) -> list[tuple[str, ...]]:
     """Each part of the bar of a run's time, in the order of the ledger: its fill, where it begins and how wide it is; and in words
     what the time went into, how long that took, and its share.
     """
-    whole, at, parts = sum(run.ending.seconds.values()), 0.0, []
+    whole, at = sum(run.ending.seconds.values()), 0.0
+    parts: list[tuple[str, ...]] = []
     for (kind, seconds), fill in zip(run.ending.seconds.items(), fills(), strict=False):
         width = WIDTH * seconds / whole
         parts.append((fill, f"{at:.2f}", f"{width:.2f}", kind, f"{seconds:,.1f} s", f"{seconds / whole:.1%}"))

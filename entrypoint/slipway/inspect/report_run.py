@@ -35,9 +35,9 @@ RECORDS = (RUN_FILE, OPTIONS_FILE, METRICS_FILE, ALLREDUCE_FILE, COMPARISON_FILE
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run is going or ended, as the launcher reports it: one word for it, the rest as label and text; a row of cells for each
-    attempt: its number, where and how it ended, when, and the step of the newest snapshot it left; and the `seconds` that the run
-    spent on each kind of thing.
+    """How a run is going or ended, as the launcher reports it: one word for it, the rest as label and text; a row of cells for
+    each attempt: its number, where and how it ended, when, and the step of the newest snapshot it left; and the `seconds` that
+    the run spent on each kind of thing.
     """
 
     state: str

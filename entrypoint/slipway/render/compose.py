@@ -1,5 +1,5 @@
-"""`slipway render compose`: a file that `docker compose up` starts, in any folder, on one machine: compose/compose.yaml, with what
-was asked for.
+"""`slipway render compose`: a file that `docker compose up` starts, in any folder, on one machine: compose/compose.yaml, with
+what was asked for.
 
 templates/compose.yaml is that file as it stands. What it takes from the shell and from .env is written out; TensorBoard's port
 alone stays a variable. The comments are left out: they explain the file to its readers, who find it in the repository.

@@ -1,7 +1,7 @@
 """`slipway render slurm`: an sbatch file, ready to be submitted.
 
-templates/train.sbatch is slurm/train.sbatch as it stands. Lines for sbatch are replaced, and what was asked for is set in front of
-the first command, from where the file would otherwise take it from the environment; nothing else of it changes.
+templates/train.sbatch is slurm/train.sbatch as it stands. Lines for sbatch are replaced, and what was asked for is set in front
+of the first command, from where the file would otherwise take it from the environment; nothing else of it changes.
 """
 
 import os

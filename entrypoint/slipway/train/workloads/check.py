@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from slipway.options import parse
-from slipway.options.allreduce import AllreduceOptions
-from slipway.options.allreduce import ALL_REDUCE
+from slipway.options.allreduce import ALL_REDUCE, AllreduceOptions
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.train.measure.bandwidth import count_elements, find_slowest, rate_text, size_text

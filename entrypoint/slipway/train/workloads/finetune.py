@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from slipway.options import parse
-from slipway.options.finetune import FinetuneOptions
 from slipway.options.common import DEFAULT
-from slipway.options.finetune import TINY_LR
+from slipway.options.finetune import TINY_LR, FinetuneOptions
 from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.fit import TrainingResult

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import torch
 
 from slipway.options import parse
-from slipway.options.gpt import GptOptions
-from slipway.options.gpt import TextOptions
+from slipway.options.gpt import GptOptions, TextOptions
 from slipway.train.export import export_result
 from slipway.train.loop.fit import TrainingResult, fit
 from slipway.train.models.flops import flops_per_token

@@ -22,8 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.options import parse
-from slipway.options.vision import VisionOptions
-from slipway.options.vision import CIFAR10
+from slipway.options.vision import CIFAR10, VisionOptions
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
 from slipway.train.export import export_result
