@@ -167,8 +167,20 @@ base-digest: ## Print the base with its digest, for BASE=… of a release
 	@images/release/base_digest.sh
 
 .PHONY: push
-push: ## Push the image under its tags, and print its digest (REPOSITORY=…)
+push: ## Push the image under its tags, and print its digest (REPOSITORY=… COMPRESSION=zstd)
 	@images/release/push.sh
+
+.PHONY: push-platform
+push-platform: ## Push the image as one part of an image for several platforms (REPOSITORY=… COMPRESSION=zstd)
+	@images/release/push.sh platform
+
+.PHONY: push-joined
+push-joined: ## Make one image of the parts that were pushed, under its tags, and print its digest (REPOSITORY=…)
+	@images/release/push.sh join
+
+.PHONY: published
+published: ## Print, as JSON, which images a release builds and publishes
+	@images/release/published.sh
 
 ##@ Measurements
 .venv/.bench: locks/requirements-bench.lock bench/setup.sh .venv/.train

@@ -14,6 +14,10 @@ source images/variant.sh
 base="${BASE:-debian:$SUITE-slim}"
 readonly own_base="slipway-base:$SUITE"
 
+if [[ " $ARCHITECTURES " != *" $ARCHITECTURE "* ]]; then
+    say "the image $variant is for $ARCHITECTURES, and this machine is $ARCHITECTURE. Type: make image VARIANT=cpu"
+    exit 78
+fi
 docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
 
 # The named base where it is at hand or a registry has it, else the same from Debian packages, once.
@@ -109,10 +113,12 @@ else
 fi
 mkdir -p build
 readonly log=build/image.log
+foreign=() # for another architecture than the engine's, which QEMU has to emulate
+[[ "$ARCHITECTURE" == "$(docker version --format '{{.Server.Arch}}')" ]] || foreign=(--platform "linux/$ARCHITECTURE")
 if ! docker buildx build --progress plain --load --file images/slipway/Dockerfile --tag "$image" \
     --build-arg "VARIANT=$variant" --build-arg "LOCK=$LOCK" --build-arg "TORCH=$TORCH" --build-arg "PACKAGES=$PACKAGES" \
     --build-arg "GPUS=$GPUS" --build-arg "DRIVER=$DRIVER" --build-arg "CAPABILITY=$CAPABILITY" \
-    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${secrets[@]}" . 2>&1 |
+    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${foreign[@]}" "${secrets[@]}" . 2>&1 |
     tee "$log" | show_steps; then
     say "the build failed; its end:"
     tail --lines=25 "$log" >&2

@@ -256,6 +256,7 @@ NEEDS = {
     "actionlint": Need("actionlint", actionlint),
     "stress-ng": Need("stress-ng", lambda: programs("stress-ng")),
     "zstd": Need("zstd", lambda: programs("zstd")),
+    "skopeo": Need("skopeo", lambda: programs("skopeo")),
     "FUSE": Need("FUSE", fuse, demanded=False),
     "IPv6": Need("IPv6", ipv6, demanded=False),
     "gpu": Need("a GPU", gpu, demanded=False),

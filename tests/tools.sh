@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 # A cluster, and what the stand-in for pyxis and slurm/import.sh need; network namespaces; TensorBoard in a browser, with a
 # font, on none of which Chromium depends; what the image's base is made with where no registry has it.
-readonly packages=(munge slurmctld slurmd slurm-client squashfs-tools squashfuse acl zstd procps iproute2 chromium fonts-dejavu-core mmdebstrap stress-ng)
+readonly packages=(munge slurmctld slurmd slurm-client squashfs-tools squashfuse acl zstd procps iproute2 chromium fonts-dejavu-core mmdebstrap skopeo stress-ng)
 readonly kubectl=.venv/kubectl log=.venv/tools.log
 
 say() { echo "tools: $*" >&2; }

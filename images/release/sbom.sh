@@ -5,8 +5,9 @@ cd "$(dirname "$0")/../.."
 
 # shellcheck source=images/variant.sh
 source images/variant.sh
-docker image inspect "$image" >/dev/null 2>&1 || { echo "sbom: there is no image $image. Type: make image VARIANT=$variant" >&2; exit 78; }
-bill="dist/slipway-$(images/release/tags.sh | sed -n 1p).cdx.json"
+built_for=$(docker image inspect --format '{{.Architecture}}' "$image" 2>/dev/null) ||
+    { echo "sbom: there is no image $image. Type: make image VARIANT=$variant" >&2; exit 78; }
+bill="dist/slipway-$(images/release/tags.sh | sed -n 1p)-$built_for.cdx.json" # the wheels of each architecture have their own checksums
 mkdir --parents dist
 container=$(docker create "$image")
 trap 'docker rm "$container" >/dev/null' EXIT

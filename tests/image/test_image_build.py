@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import re
 import secrets
 import shutil
@@ -29,7 +30,11 @@ LABELS = {
         "slipway.minimum-driver": "580",
         "slipway.compute-capability": "7.5-12.0",
     },
-    "cpu": {"slipway.torch": "2.13.0+cpu", "slipway.minimum-driver": "", "slipway.compute-capability": ""},
+    "cpu": {
+        "slipway.torch": "2.10.0+cpu" if platform.machine() == "aarch64" else "2.13.0+cpu",
+        "slipway.minimum-driver": "",
+        "slipway.compute-capability": "",
+    },
 }
 MOST = {"cuda12": 6.8e9, "cuda13": 5.1e9, "cpu": 1.3e9}  # bytes on disk
 MARKER = "changed-source"

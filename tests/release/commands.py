@@ -8,7 +8,10 @@ ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("IMAGE") or "slipway:dev"
 PATIENCE = 240.0  # s
 # A setting of this shell, or of the workflow that runs these tests, decides nothing in them.
-SETTINGS = ("ARCHIVE", "BASE", "GITHUB_REF", "MAKEFLAGS", "REBUILD", "RELEASE", "REPOSITORY", "VARIANT", "VERSION")
+SETTINGS = (
+    *("ARCHITECTURE", "ARCHIVE", "BASE", "COMPRESSION", "GITHUB_REF", "MAKEFLAGS", "REBUILD", "RELEASE", "REPOSITORY", "VARIANT"),
+    "VERSION",
+)
 
 
 def run(*words: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import secrets
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from waiting import wait_until
 
 SMALL = """\
 FROM scratch
+ARG VARIANT
 COPY random /
 COPY share /opt/slipway/share
-LABEL slipway.variant=cuda12
+LABEL slipway.variant=${VARIANT}
 CMD ["none"]
 """
+Build = Callable[..., str]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,19 +31,30 @@ def _image(image: str) -> None:
 
 
 @pytest.fixture
-def small(undo: ExitStack, tmp_path: Path) -> str:
-    """An image of a few megabytes in two layers, with a list of wheels: what is slow with the real one is tried on it."""
-    folder = tmp_path / "small"
-    (folder / "share").mkdir(parents=True)
-    (folder / "share" / "wheels.tsv").write_text(
-        "a-1-py3-none-any.whl\t1000000\t00\nb-1-py3-none-any.whl\t500000\t00\n"
-    )
-    (folder / "random").write_bytes(secrets.token_bytes(2_000_000))
-    (folder / "Dockerfile").write_text(SMALL)
-    name = f"slipway-test-{secrets.token_hex(4)}"
-    undo.callback(run, "docker", "image", "rm", "--force", name)
-    output("docker", "buildx", "build", "--load", "--tag", name, folder)
-    return name
+def build_small(undo: ExitStack, tmp_path: Path) -> Build:
+    """Builds an image of a few megabytes in two layers, with a list of wheels: what is slow with the real one is tried on it."""
+
+    def build(variant: str = "cuda12", architecture: str = "amd64") -> str:
+        name = f"slipway-test-{secrets.token_hex(4)}"
+        folder = tmp_path / name
+        (folder / "share").mkdir(parents=True)
+        (folder / "share" / "wheels.tsv").write_text(
+            "a-1-py3-none-any.whl\t1000000\t00\nb-1-py3-none-any.whl\t500000\t00\n"
+        )
+        (folder / "random").write_bytes(secrets.token_bytes(2_000_000))
+        (folder / "Dockerfile").write_text(SMALL)
+        undo.callback(run, "docker", "image", "rm", "--force", name)
+        options = ("--platform", f"linux/{architecture}", "--build-arg", f"VARIANT={variant}", "--tag", name)
+        output("docker", "buildx", "build", "--load", *options, folder)
+        return name
+
+    return build
+
+
+@pytest.fixture
+def small(build_small: Build) -> str:
+    """Such an image."""
+    return build_small()
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_the_same_lock_gives_the_same_bill(bill: dict) -> None:
 
 def test_a_release_gets_the_images_own_bill(bill: dict) -> None:
     file = ROOT / make("sbom", VERSION="9.9.9")
-    assert file.name == "slipway-9.9.9-cuda12-torch2.10.cdx.json"
+    assert file.name == "slipway-9.9.9-cuda12-torch2.10-amd64.cdx.json"
     assert json.loads(file.read_text()) == bill
     file.unlink()
 

@@ -1,5 +1,6 @@
 """The family of images: each variant's file, its lock, its tags and what may be pushed fit together; which variant is meant."""
 
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,47 @@ def test_a_variant_that_does_not_exist_or_contradicts_the_image_is_refused(envir
         done = run(script, **environ)
         assert (done.returncode, done.stdout) == (78, "")
         assert says in done.stderr
+
+
+ON_ARM = {"SUITE": "trixie", "PYTHON_VERSION": "3.13", "LOCK": "locks/requirements.lock", "TORCH": "2.10.0+cpu", "STAND_IN": ""}
+
+
+@pytest.mark.parametrize("architecture", ["arm64", "aarch64"])
+def test_on_arm64_the_image_without_cuda_is_no_stand_in(architecture: str) -> None:
+    shown = " ".join(f'"${name}"' for name in ("image", *ON_ARM))
+    script = f"source images/variant.sh; printf '%s\\n' {shown}"
+    done = run("bash", "-euo", "pipefail", "-c", script, VARIANT="cpu", ARCHITECTURE=architecture)
+    assert done.stdout.split("\n") == ["slipway:dev-cpu", *ON_ARM.values(), ""], done.stderr
+    lock = (ROOT / ON_ARM["LOCK"]).read_text()
+    assert re.search(r"^torch==2\.10\.0 ; [^\\]*sys_platform == 'linux' ", lock, re.MULTILINE)
+    nvidia = re.findall(r"^(?:nvidia-(?!ml-py)\S+|cuda-\S+|triton)==.*", lock, re.MULTILINE)
+    assert nvidia
+    assert [line for line in nvidia if "platform_machine == 'x86_64'" not in line] == []
+
+
+def test_an_image_is_not_built_for_an_architecture_that_it_does_not_have() -> None:
+    done = run("images/build.sh", ARCHITECTURE="arm64")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "the image cuda12 is for amd64, and this machine is arm64. Type: make image VARIANT=cpu" in done.stderr
+
+
+def test_a_release_publishes_every_variant_that_is_no_stand_in_for_each_of_its_architectures() -> None:
+    done = run("images/release/published.sh", IMAGE="slipway:dev-cpu", VARIANT="cpu", ARCHITECTURE="arm64")
+    published = {name: json.loads(value) for name, _, value in (line.partition("=") for line in done.stdout.splitlines())}
+    images = [(row["variant"], row["architecture"], row["image"], row["runner"]) for row in published.pop("images")]
+    assert images == [
+        ("cuda12", "amd64", "slipway:dev", "ubuntu-24.04"),
+        ("cuda13", "amd64", "slipway:dev-cuda13", "ubuntu-24.04"),
+        ("cuda13", "arm64", "slipway:dev-cuda13", "ubuntu-24.04-arm"),
+    ]
+    assert published == {"variants": ["cuda12", "cuda13"]}
+    assert done.stderr == f"published: cpu is left out: {read_settings('cpu')['STAND_IN']}\n"
+
+
+def test_layers_are_packed_in_a_way_that_is_known() -> None:
+    done = run("images/release/push.sh", REPOSITORY="registry.example/slipway", COMPRESSION="lz4")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "COMPRESSION=lz4 is unknown. Allowed: gzip, zstd" in done.stderr
 
 
 @pytest.mark.parametrize("variant", NAMES)
@@ -148,7 +190,8 @@ def test_the_table_of_tags_is_that_of_the_tags_that_are_pushed() -> None:
     readme = (ROOT / "images/README.md").read_text()
     table = set(re.findall(r"^\| `([^`]+)` \|", readme.partition("## Tags")[2].partition("##")[0], re.MULTILINE))
     published = (run("images/release/tags.sh", VERSION="1.2.3", **more) for more in ({}, {"REBUILD": "20260110"}))
-    assert table == {tag for done in published for tag in done.stdout.split()}
+    tags = {tag for done in published for tag in done.stdout.split()}
+    assert table == {*tags, "1.2.3-cuda12-torch2.10-amd64"}, "the last is a part, of `make push-platform`"
 
 
 def test_no_tag_is_latest_and_each_is_the_name_of_its_variant() -> None:
