@@ -2,10 +2,11 @@
 
     sudo .venv/bin/python bench/image_reads.py [--image slipway:dev-cpu]
 
-The image's files are dropped from the page cache. Then a container runs until it reports its first step. The pages of these files
-that are in the page cache by then were read from the disk, the kernel's read-ahead included: about what a file system that fetches
-an image lazily would have to fetch. How busy the machine is makes no difference. Two jobs of two CPU processes are measured, `gpt`
-and a script with DistributedDataParallel. Needs root, and a Docker Engine on this machine that keeps images with overlay2.
+The image's files are dropped from the page cache. Then a container runs until it reports its first step. The pages of these
+files that are in the page cache by then were read from the disk, the kernel's read-ahead included: about what a file system
+that fetches an image lazily would have to fetch. How busy the machine is makes no difference. Two jobs of two CPU processes are
+measured, `gpt` and a script with DistributedDataParallel. Needs root, and a Docker Engine on this machine that keeps images
+with overlay2.
 """
 
 import argparse
@@ -59,7 +60,11 @@ def read_layers(image: str) -> list[Path]:
     driver = json.loads(done.stdout)[0]["GraphDriver"]
     if driver["Name"] != "overlay2":
         raise SystemExit(f"the engine keeps images with {driver['Name']}, and this reads those of overlay2 only")
-    return [Path(folder) for folder in (driver["Data"]["UpperDir"], *driver["Data"].get("LowerDir", "").split(":")) if folder]
+    return [
+        Path(folder)
+        for folder in (driver["Data"]["UpperDir"], *driver["Data"].get("LowerDir", "").split(":"))
+        if folder
+    ]
 
 
 def list_files(layers: list[Path]) -> dict[Path, int]:
@@ -134,7 +139,9 @@ def main() -> int:
     print(f"| {image} | MB | {' | '.join(f'read for {job}' for job in read)} |\n{'| --- ' * (2 + len(read))}|")
     for part, size in [*((name, sizes[name]) for name, _ in PARTS if sizes[name]), ("in all", sizes.total())]:
         counts = [count.total() if part == "in all" else count[part] for count in read.values()]
-        print(f"| {part} | {size / 1e6:.0f} | {' | '.join(f'{count / 1e6:.0f} ({count / size:.0%})' for count in counts)} |")
+        print(
+            f"| {part} | {size / 1e6:.0f} | {' | '.join(f'{count / 1e6:.0f} ({count / size:.0%})' for count in counts)} |"
+        )
     return 0
 
 

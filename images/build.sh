@@ -14,8 +14,8 @@ source images/variant.sh
 base="${BASE:-debian:$SUITE-slim}"
 readonly own_base="slipway-base:$SUITE"
 
-if [[ " $ARCHITECTURES " != *" $ARCHITECTURE "* ]]; then
-    say "the image $variant is for $ARCHITECTURES, and this machine is $ARCHITECTURE. Type: make image VARIANT=cpu"
+if [[ " $MADE_FOR " != *" $ARCHITECTURE "* ]]; then
+    say "the image $variant is for $MADE_FOR, and this machine is $ARCHITECTURE. Type: make image VARIANT=cpu"
     exit 78
 fi
 docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }

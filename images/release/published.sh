@@ -15,7 +15,7 @@ settings() { # settings VARIANT ARCHITECTURE: its image, and why it is a stand-i
         export VARIANT="$1" ARCHITECTURE="$2"
         # shellcheck source=images/variant.sh
         source images/variant.sh
-        printf '%s\t%s\t%s\n' "$image" "$ARCHITECTURES" "$STAND_IN"
+        printf '%s\t%s\t%s\n' "$image" "$MADE_FOR" "$STAND_IN"
     )
 }
 images=() variants=()
@@ -23,9 +23,9 @@ for file in images/slipway/*.conf; do
     variant=$(basename "$file" .conf) these=() lacking=""
     IFS=$'\t' read -r _ architectures _ < <(settings "$variant" amd64)
     for architecture in $architectures; do
-        IFS=$'\t' read -r image _ stand_in < <(settings "$variant" "$architecture")
+        IFS=$'\t' read -r image _ why < <(settings "$variant" "$architecture")
         these+=("{\"variant\":\"$variant\",\"architecture\":\"$architecture\",\"image\":\"$image\",\"runner\":\"${runners[$architecture]}\"}")
-        lacking="${stand_in:-$lacking}"
+        lacking="${why:-$lacking}"
     done
     if [[ -n "$lacking" ]]; then
         echo "published: $variant is left out: $lacking" >&2

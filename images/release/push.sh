@@ -57,15 +57,15 @@ push_zstd() { # push_zstd TAG…
 }
 
 push_platform() {
-    [[ " $ARCHITECTURES " == *" $built_for "* ]] ||
-        fail "$image is for $built_for, and $variant is published for $ARCHITECTURES (images/slipway/$variant.conf)."
+    [[ " $MADE_FOR " == *" $built_for "* ]] ||
+        fail "$image is for $built_for, and $variant is published for $MADE_FOR (images/slipway/$variant.conf)."
     pushed="${tags[0]}-$built_for"
     "push_$compression" "$pushed"
 }
 
 join() {
     local each parts=()
-    for each in $ARCHITECTURES; do
+    for each in $MADE_FOR; do
         has_tag "${tags[0]}-$each" || fail "$REPOSITORY has no ${tags[0]}-$each. On a machine with this architecture, type:" \
             "make image VARIANT=$variant && make push-platform VARIANT=$variant REPOSITORY=$REPOSITORY"
         parts+=("$REPOSITORY:${tags[0]}-$each")

@@ -9,7 +9,18 @@ IMAGE = os.environ.get("IMAGE") or "slipway:dev"
 PATIENCE = 240.0  # s
 # A setting of this shell, or of the workflow that runs these tests, decides nothing in them.
 SETTINGS = (
-    *("ARCHITECTURE", "ARCHIVE", "BASE", "COMPRESSION", "GITHUB_REF", "MAKEFLAGS", "REBUILD", "RELEASE", "REPOSITORY", "VARIANT"),
+    *(
+        "ARCHITECTURE",
+        "ARCHIVE",
+        "BASE",
+        "COMPRESSION",
+        "GITHUB_REF",
+        "MAKEFLAGS",
+        "REBUILD",
+        "RELEASE",
+        "REPOSITORY",
+        "VARIANT",
+    ),
     "VERSION",
 )
 

@@ -56,14 +56,19 @@ def read_manifest(name: str) -> dict:
 
 @pytest.mark.pull
 @pytest.mark.needs("registry")
-def test_parts_of_all_architectures_become_one_image_under_the_tags(build_small: Callable[..., str], registry: str) -> None:
+def test_parts_of_all_architectures_become_one_image_under_the_tags(
+    build_small: Callable[..., str], registry: str
+) -> None:
     repository = f"{registry}/owner/slipway"
     release = {"VARIANT": "cuda13", "REPOSITORY": repository, "VERSION": "1.2.3"}
     tags = make("tags", VARIANT="cuda13", VERSION="1.2.3").splitlines()
     for architecture in ("amd64", "arm64"):
         early = run("images/release/push.sh", "join", **release)
         assert (early.returncode, early.stdout) == (78, "")
-        assert f"{repository} has no {tags[0]}-{architecture}. On a machine with this architecture, type: make image" in early.stderr
+        assert (
+            f"{repository} has no {tags[0]}-{architecture}. On a machine with this architecture, type: make image"
+            in early.stderr
+        )
         part = build_small("cuda13", architecture)
         assert make("push-platform", IMAGE=part, **release).startswith(f"{repository}@sha256:")
     joined = make("push-joined", **release)

@@ -95,9 +95,16 @@ def test_an_image_is_built_for_each_variant_and_architecture_and_has_its_tags_on
     assert (image["runs-on"], image["env"]["IMAGE"]) == ("${{ matrix.runner }}", "${{ matrix.image }}")
     assert joined["strategy"]["matrix"] == {"variant": "${{ fromJSON(needs.ref.outputs.variants) }}"}
     assert joined["env"]["VARIANT"] == "${{ matrix.variant }}"
-    assert image["env"]["REBUILD"] == joined["env"]["REBUILD"] == "${{ needs.ref.outputs.rebuild }}", "past midnight, too"
+    assert image["env"]["REBUILD"] == joined["env"]["REBUILD"] == "${{ needs.ref.outputs.rebuild }}", (
+        "past midnight, too"
+    )
     assert not any("make --silent push-joined" in step.get("run", "") for step in image["steps"])
-    attested = [step["with"]["subject-digest"] for job in (image, joined) for step in job["steps"] if "attest-build" in step.get("uses", "")]
+    attested = [
+        step["with"]["subject-digest"]
+        for job in (image, joined)
+        for step in job["steps"]
+        if "attest-build" in step.get("uses", "")
+    ]
     assert attested == ["${{ steps.push.outputs.digest }}"] * 2
 
 

@@ -74,7 +74,13 @@ def test_a_variant_that_does_not_exist_or_contradicts_the_image_is_refused(envir
         assert says in done.stderr
 
 
-ON_ARM = {"SUITE": "trixie", "PYTHON_VERSION": "3.13", "LOCK": "locks/requirements.lock", "TORCH": "2.10.0+cpu", "STAND_IN": ""}
+ON_ARM = {
+    "SUITE": "trixie",
+    "PYTHON_VERSION": "3.13",
+    "LOCK": "locks/requirements.lock",
+    "TORCH": "2.10.0+cpu",
+    "STAND_IN": "",
+}
 
 
 @pytest.mark.parametrize("architecture", ["arm64", "aarch64"])
@@ -98,7 +104,9 @@ def test_an_image_is_not_built_for_an_architecture_that_it_does_not_have() -> No
 
 def test_a_release_publishes_every_variant_that_is_no_stand_in_for_each_of_its_architectures() -> None:
     done = run("images/release/published.sh", IMAGE="slipway:dev-cpu", VARIANT="cpu", ARCHITECTURE="arm64")
-    published = {name: json.loads(value) for name, _, value in (line.partition("=") for line in done.stdout.splitlines())}
+    published = {
+        name: json.loads(value) for name, _, value in (line.partition("=") for line in done.stdout.splitlines())
+    }
     images = [(row["variant"], row["architecture"], row["image"], row["runner"]) for row in published.pop("images")]
     assert images == [
         ("cuda12", "amd64", "slipway:dev", "ubuntu-24.04"),
