@@ -95,4 +95,5 @@ case "$what" in
     join) join ;;
     *) fail "'$what' is unknown. Allowed: platform, join" ;;
 esac
-echo "$REPOSITORY@$(docker buildx imagetools inspect --format '{{.Manifest.Digest}}' "$REPOSITORY:$pushed")"
+digest=$(docker buildx imagetools inspect --format '{{json .Manifest.Digest}}' "$REPOSITORY:$pushed")
+echo "$REPOSITORY@${digest//\"/}"

@@ -43,6 +43,8 @@ TORCHRUN = {
     ("--run-path",): "leave it out: the script's path is enough",
     ("--virtual-local-rank",): "nothing replaces it: each process finds its GPU by LOCAL_RANK",
     ("--shutdown-timeout",): "use --after-failure-seconds S",
+    ("--log-line-prefix-template",): "leave it out: each line begins with its node and rank",
+    ("--print-completion",): "use `slipway completion SHELL`",
     ("--signals-to-handle",): "leave it out: SIGTERM, SIGUSR1, SIGHUP and Ctrl-C stop a job",
     ("--local-ranks-filter",): "`slipway logs --rank LIST` shows the lines of chosen ranks",
     ("--duplicate-stdout-filters",): "`slipway logs --grep REGEX` shows the lines that match",
