@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,7 +199,9 @@ class Rules:
         if word == Word.LOST:
             earliest -= BEAT + 1
             everybody = range(launcher.order.nodes + launcher.order.spares)
-            ranks = list(everybody) if launcher.rank == 0 else ranks
+            attempt = self._known[launcher].attempt
+            leads = launcher.rank == 0 or (attempt and attempt.places.get(0) is launcher)
+            ranks = list(everybody) if leads else ranks
         self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
 
     def _harms_in(self, attempt: Attempt) -> list[Harm]:
@@ -222,7 +224,7 @@ class Rules:
             known.attempt.reports[launcher.rank] = (self._world.loop.time(), outcome)
 
     def rules(self, launcher: Launcher, ending: Ending, outcomes: Mapping[int, Outcome]) -> None:
-        """Node 0 judges an attempt: the node that was harmed first is to blame."""
+        """Node 0, or the node in its place, judges an attempt: the node that was harmed first is to blame."""
         attempt = self._known[launcher].attempt
         assert attempt
         first = ending.verdict.first
@@ -238,7 +240,8 @@ class Rules:
             arrived = not any(
                 harm.rank == rank and harm.latest < at + 1 for harm in self._harms_in(attempt) if harm.word == Word.LOST
             )
-            if arrived and self._world.loop.time() > at + SLACK and outcomes[rank].word != reported.word and rank:
+            late = self._world.loop.time() > at + SLACK
+            if arrived and late and rank != launcher.rank and outcomes[rank].word != reported.word:
                 self.fail(f"node {rank} reported {reported.word}, and is judged as {outcomes[rank].word}")
         if not first.own or first.stacks or first.word not in (Word.FAILED, Word.LOST):
             return
@@ -287,6 +290,13 @@ class Rules:
         attempt = self._known[launcher].attempt
         return attempt.number if attempt else 0
 
+    def together(self, launchers: Collection[Launcher]) -> bool:
+        """Whether all of these launchers know of the same attempt, and those that run it are among them."""
+        attempt = next((self._known[one].attempt for one in launchers), None)
+        if attempt is None or any(self._known[one].attempt is not attempt for one in launchers):
+            return False
+        return len(attempt.places) == attempt.nodes and all(one in launchers for one in attempt.places.values())
+
     def finish(self, order: Order, current: Mapping[int, Launcher], word: str, attempts: int) -> None:
         """All launchers ended: the job came to one end, and each that heard of it has the exit code that belongs to it.
 
@@ -312,7 +322,10 @@ class Rules:
             late = not heard and (flexible or any(one.rank == rank for one in there))
             cut_off = heard and any(harm.rank == rank and harm.word == Word.LOST for harm in self._harms_in(final))
             allowed = {verdict.code(rank)} | ({76} if late or cut_off else set())
-            if any(one.rank == rank and one is not launcher for one in there):
+            rivals = [
+                one for one in self._world.launchers if one.order is order and one.rank == rank and one is not launcher
+            ]
+            if any(one in there or self._known[one].attempt is final for one in rivals):
                 allowed.add(78)  # the launcher that it was to replace lived on, and kept the place
             if launcher.code not in allowed:
                 self.fail(f"{launcher.process.name} ended with {launcher.code}, allowed are {allowed}")

@@ -544,6 +544,106 @@ async def handed_over(world: World) -> list[Job]:
     return [job]
 
 
+def draw_headed(dice: random.Random) -> Order:
+    """A job with fewer spare nodes than nodes, of which one can take the place of node 0."""
+    order = draw_spared(dice)
+    nodes = max(order.nodes, order.spares + 1)
+    return dataclasses.replace(order, nodes=nodes, least=nodes)
+
+
+async def train_with_spares(world: World) -> Job:
+    """A job of which all nodes train, and all spare nodes wait."""
+    job = Job(world, draw_headed(world.dice))
+    await job.start_all()
+    there = job.current.values()
+    while not (any(one.team and one.team.moved for one in there) and all(map(world.rules.newest, there))):
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(world.dice.uniform(0.1, 10))
+    return job
+
+
+async def continues(job: Job, seconds: float) -> None:
+    """Within so many seconds the job is over, or all of its launchers are in one attempt, as spare nodes or not."""
+    rules, until = job.world.rules, job.world.loop.time() + seconds
+    while not any(one.done for one in job.current.values()) and not rules.together(job.current.values()):
+        if job.world.loop.time() > until:
+            known = {rank: rules.newest(one) for rank, one in job.current.items()}
+            rules.fail(f"after {seconds:.0f} s the launchers are not in one attempt: {known}")
+        await asyncio.sleep(0.5)
+
+
+async def headless(world: World) -> list[Job]:
+    """Node 0 is lost for good, and others with it or while a spare node takes its place, but no more than there are spare nodes."""
+    dice, job = world.dice, await train_with_spares(world)
+    await lose_for_good(job, 0)
+    for _ in range(dice.randrange(job.order.spares)):
+        if dice.random() < 0.7:
+            await asyncio.wait([asyncio.ensure_future(world.message(dice.choice(MOMENTS), job.order.name))], timeout=20)
+        await lose_for_good(job, dice.choice([*job.current]))
+    await continues(job, 120)
+    return [job]
+
+
+async def lose_for_good(job: Job, rank: int) -> None:
+    """A launcher is killed, or its machine loses power or its network, and does not come back."""
+    if any(one.done for one in job.current.values()):
+        return
+    launcher, how = job.current.pop(rank), job.dice.choice(("killed", "killed", "power cut", "cut off"))
+    machine = job.world.network.machine(launcher.address)
+    job.world.rules.harmed(launcher, f"{how} for good", until=0.1)
+    machine.powered, machine.connected = how != "power cut", how != "cut off"
+    if how != "cut off":
+        launcher.process.kill()
+
+
+async def deposed(world: World) -> list[Job]:
+    """Node 0 is frozen, cut off or killed, and a spare node leads in its place. Back again, or started anew, it joins the others."""
+    dice, job = world.dice, await train_with_spares(world)
+    launcher = job.current[0]
+    if launcher.done:
+        return [job]
+    machine, how = world.network.machine(launcher.address), dice.choice(("frozen", "cut off", "killed"))
+    world.rules.harmed(launcher, f"{how} for a while", until=0.1)
+    if how == "frozen":
+        launcher.process.freeze()
+    elif how == "cut off":
+        machine.connected = False
+    else:
+        launcher.process.kill()
+        del job.current[0]
+    if dice.random() < 0.7:
+        await asyncio.sleep(dice.uniform(0, 50))
+    else:
+        await asyncio.wait([asyncio.ensure_future(world.message(dice.choice(MOMENTS), job.order.name))], timeout=50)
+    world.log(launcher.process.name, "MENDED: node 0 is back")
+    if how == "frozen":
+        launcher.process.thaw(world.loop)
+        world.rules.thaws(launcher)
+    elif how == "cut off":
+        machine.connected = True
+    else:
+        job.start(0, *dice.choice(((), (launcher.address,))))
+    await continues(job, 120)
+    return [job]
+
+
+async def parted(world: World) -> list[Job]:
+    """The network falls into two parts for a while: the larger one continues if it has enough launchers, and never both."""
+    dice, job = world.dice, await train_with_spares(world)
+    if any(one.done for one in job.current.values()):
+        return [job]
+    ranks = dice.sample([*job.current], len(job.current))
+    size = dice.randrange(1, len(ranks))
+    near, far = ([job.current[rank].address for rank in part] for part in (ranks[:size], ranks[size:]))
+    for launcher in job.current.values():
+        world.rules.harmed(launcher, "cut off from others", until=0.1)
+    world.part(near, far)
+    await asyncio.sleep(dice.uniform(1, 80))
+    world.mend(near, far)
+    await continues(job, 120)
+    return [job]
+
+
 def ask_to_stop(launcher: Launcher) -> None:
     """Send SIGTERM to a launcher."""
     launcher.world.log(launcher.process.name, "SIGTERM")
@@ -554,7 +654,9 @@ STORIES = (
     *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go,
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
-WITH_SPARES = (*(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced)
+WITH_SPARES = (
+    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2,
+)  # fmt: skip
 
 
 async def tell(world: World, *stories: Story) -> list[Job]:

@@ -412,10 +412,9 @@ class SimulatedRendezvous(Rendezvous):
         self._thread = launcher.process  # type: ignore[assignment]  # it is asked whether it lives
 
     def __enter__(self) -> Self:
-        """Listen on node 0, and serve."""
+        """Listen as the product does, and serve."""
         launcher = self._launcher
-        rank, port = self._terms.node_rank, self._terms.port
-        self._socket = self._terms.network.listen(port) if rank == 0 else None
+        self._listen()
         self._serving = launcher.world.loop.create_task(self._serve())
         while not self._ready.done():
             launcher.program.sleep(0.01)

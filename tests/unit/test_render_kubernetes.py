@@ -372,7 +372,7 @@ def test_every_option_is_described(render: Slipway, command: click.Command) -> N
 def test_spare_nodes_are_pods_that_do_not_keep_the_job_open(render: Slipway, words: list[str]) -> None:
     job = rendered(render("k8s", *words))["Job"]
     assert [job["spec"][name] for name in ("completions", "parallelism")] == [6, 6]
-    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}, "node 0 is never a spare one"
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}, "a spare node 0 has the job's code"
     assert job["spec"]["maxFailedIndexes"] == 2
     assert environment(job)["NNODES"] == "4+2"
     assert "SLIPWAY_SPARES" not in environment(job)

@@ -330,6 +330,35 @@ def test_those_that_ran_keep_their_places_and_others_take_what_is_left(
     assert roster.members == members
 
 
+@pytest.mark.parametrize(
+    ("here", "members"),
+    [
+        # rank: (attempts that it made, place in the last one); node 2 of 2+1 leads
+        ({1: (1, 1), 2: (1, -1)}, (2, 1)),  # it takes the place of node 0, and 1 keeps its own
+        ({0: (1, 0), 1: (1, 1), 2: (1, -1)}, (2, 1)),  # node 0 was cut off
+        ({0: (0, -1), 1: (2, 1), 2: (2, 0)}, (2, 1)),  # a new node 0
+        ({0: (2, -1), 2: (2, 0)}, (2, 0)),  # which takes the place of node 1
+    ],
+)
+def test_the_node_that_leads_has_the_place_of_node_0(
+    here: dict[int, tuple[int, int]], members: tuple[int, ...]
+) -> None:
+    roster = Roster(
+        own=make_card(2, 2), nodes=2, least=2, process="node 2's", allow_uneven=False, doubtful=False, spares=1
+    )
+    admit(
+        roster, *(make_hello(rank, 2, tries=tries, place=place) for rank, (tries, place) in here.items() if rank != 2)
+    )
+    assert not roster.enough
+    admit(roster, make_hello(2, 2, process="node 2's", tries=here[2][0], place=here[2][1]))
+    assert roster.enough
+    assert roster.members == members
+    assert roster.objection(make_hello(0, 2)) is None
+    assert roster.objection(make_hello(2, 2)) == (
+        "RANK=2 is taken by host2, which leads the job; every node needs a RANK of its own."
+    )
+
+
 def test_any_node_will_do_where_there_are_spare_ones() -> None:
     roster = make_roster(3, spares=2)
     admit(roster, make_hello(0, 3), make_hello(4, 3))

@@ -614,6 +614,26 @@ def test_spare_nodes_wait_beside_those_of_the_job(
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
+        (PLAIN | {"WORLD_SIZE": "2+1", "RANK": "0"}, "1 spare node can take the place of any node"),
+        (PLAIN | {"WORLD_SIZE": "3+2", "RANK": "0"}, "2 spare nodes can take the place of any node"),
+        (
+            PLAIN | {"WORLD_SIZE": "2+2", "RANK": "0"},
+            "2 spare nodes can take the place of any node but node 0: it can be replaced where there are more nodes than spare nodes, "
+            "else two groups of them could continue without each other",
+        ),
+        (
+            BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "0", "SLIPWAY_SPARES": "1"},
+            "1 spare node can take the place of any node but node 0, without which Slurm requeues the job",
+        ),
+    ],
+)
+def test_node_0_says_whose_places_spare_nodes_can_take(environ: dict[str, str], says: str) -> None:
+    assert says in resolve({"NPROC_PER_NODE": "2"} | environ, devices=make_devices(2)).notes
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
         (
             {"WORLD_SIZE": "2+1", "RANK": "3"},
             "RANK=3 (from the environment), but WORLD_SIZE=2+1 (from the environment) allows 0 to 2",

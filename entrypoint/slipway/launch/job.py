@@ -162,8 +162,17 @@ class Attempts:
         if agreed is None:
             return None
         job, self._node = agreed
+        self._follow_leader(job)
         self._books.meet(self._node.run, self._node.ledger, again=bool(self._node.tries or self._node.missed))
         return job
+
+    def _follow_leader(self, job: Job) -> None:
+        """Speak for all from here on where this node leads in place of another one, and no longer where another one leads now."""
+        topology = self._job.plan.topology
+        if topology.spares and (topology.rank == 0) != (job.plan.topology.rank == 0):
+            topology = dataclasses.replace(topology, group_rank=self._node.place)
+            self._job = dataclasses.replace(self._job, plan=dataclasses.replace(self._job.plan, topology=topology))
+            self._notices = self._stack.enter_context(open_notices(self._job, say))
 
     def _attempt(self, job: Job) -> Ending:
         """Run this node's part of an attempt, and agree with the others on what follows."""
@@ -212,7 +221,7 @@ class Attempts:
             lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
             self._metrics.attempt(node.run)
             if self._store:
-                self._store.copy(node.run)
+                self._store.copy(node.run, job.plan.topology)
             return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, lasting)
         except LaunchError as error:
             if self._job.single and not node.tries:
@@ -278,9 +287,10 @@ class Attempts:
         stay = "continue without it" if job.plan.topology.elastic else "wait for its replacement"
         why = Cause(CauseKind.LEAVES, stay) if self._leaves(ending) else ending.why
         self._notices.end(node.run, verdict)
-        lost = verdict.first.word == Word.LOST and verdict.first.node_rank == 0
+        lost = verdict.first.word == Word.LOST and verdict.first.node_rank == node.leader
         topology = job.plan.topology
-        others = bool(topology.node_rank) and node.run.shared and not job.single and not lost
+        leads = topology.node_rank == node.leader and not (topology.spares and self._leaves(ending))
+        others = not leads and node.run.shared and not job.single and not lost
         if topology.process:
             others = topology.rank > 0  # the launcher of process 0 writes for all
         if is_spare := topology.spares > 0 and node.place == SPARE:
@@ -307,14 +317,14 @@ class Attempts:
         self._show_spares()
 
     def _show_spares(self) -> None:
-        """On node 0, write down which spare nodes are here, when that has changed."""
+        """Where this node leads, write down which spare nodes are here, when that has changed."""
         topology, here = self._job.plan.topology, tuple(self._nodes.spares)
-        if topology.node_rank or not topology.spares or here == self._shown:
+        if topology.rank or not topology.spares or here == self._shown:
             return
         self._shown = here
         with suppress(OSError):
             spares = [{"node": rank, "host": host} for rank, host in here]
-            write_json(self._node.run.node(0).path / SPARES_FILE, {"spares": spares})
+            write_json(self._node.run.node(topology.node_rank).path / SPARES_FILE, {"spares": spares})
 
     def _note_hang(self, hang: str) -> None:
         """Report a hang to those who watch from elsewhere."""

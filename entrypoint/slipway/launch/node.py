@@ -52,7 +52,8 @@ NO_STORE = NoStore()
 class Node:
     """What a launcher knows of its job between attempts: the run as far as it knows it, what was tried, how many attempts it
     `missed`, how many `failures` in a row were without progress, the highest step ever `reached`, why nothing can begin here
-    (`problem`), or no new run (`occupied`), what was booked so far, and the `place` in the last attempt.
+    (`problem`), or no new run (`occupied`), what was booked so far, the `place` in the last attempt, and the
+    node rank of its `leader`.
     """
 
     run: Run
@@ -64,6 +65,7 @@ class Node:
     occupied: str = ""
     ledger: Ledger = NOTHING
     place: int = SPARE
+    leader: int = 0
 
 
 def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_STORE) -> Node:

@@ -105,11 +105,11 @@ class SeveralNodes:
 
     @property
     def spares(self) -> Sequence[tuple[int, str]]:
-        """On node 0, the spare nodes that are here while an attempt runs, each by its rank and host."""
+        """Where this launcher leads, the spare nodes that are here while an attempt runs, each by its rank and host."""
         return self._rendezvous.spares
 
     def has_enough(self) -> bool:
-        """On node 0, whether enough launchers are here for another attempt, spare ones among them."""
+        """Where this launcher leads, whether enough are here for another attempt, spare ones among them."""
         return self._rendezvous.has_enough()
 
     def watch(
@@ -243,7 +243,6 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
     run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
     missed = max(0, go.tries - len(node.tries))
     ledger = node.ledger if node.tries and node.place != SPARE else go.ledger
-    node = dataclasses.replace(
-        node, run=run, missed=missed, failures=go.failures, reached=go.reached, place=go.group_rank
-    )
+    node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)
+    node = dataclasses.replace(node, place=go.group_rank, leader=go.leader)
     return dataclasses.replace(job, plan=plan), dataclasses.replace(node, ledger=ledger)

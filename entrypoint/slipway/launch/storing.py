@@ -19,6 +19,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.node import NoStore, WaitError
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import pip_install
+from slipway.launch.resolve.topology import Topology
 from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, newest_run
 from slipway.launch.run_directory.records import RunRecord
 from slipway.launch.run_directory.run import NoNewRunError, Run, is_finished, place_run
@@ -51,6 +52,7 @@ class Stores(NoStore):
         self._attempt, self.superseded = 0, ""
         self._looked = -LOOK
         self._complained = False
+        self._leads = False  # whether this is the node of rank 0, which speaks for all
         self._since: float | None = None  # when the store began to fail
         self._answers = b""
         if self._address:
@@ -153,11 +155,11 @@ class Stores(NoStore):
         except SilentStoreError:
             return True  # the claim of its first attempt will show
 
-    def copy(self, run: Run) -> None:
-        """Copy what this attempt writes, from now on."""
+    def copy(self, run: Run, topology: Topology) -> None:
+        """Copy what this attempt writes, from now on, in which this node has the place of the `topology`."""
         if self._address is None:
             return
-        topology = self._job.plan.topology
+        self._leads = topology.rank == 0
         self._node, self._attempt = run.node(topology.node_rank), run.attempt
         with suppress(SilentStoreError):
             self._ask(
@@ -172,11 +174,6 @@ class Stores(NoStore):
                 },
                 0.0,
             )
-
-    @property
-    def _leads(self) -> bool:
-        """Whether this is the node of rank 0, which speaks for all."""
-        return self._job.plan.topology.rank == 0
 
     def look(self) -> None:
         """Notice that another launcher continues the run, and say once that the store fails, and once that it works again."""

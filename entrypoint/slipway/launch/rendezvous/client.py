@@ -1,9 +1,13 @@
-"""Every launcher's side of the rendezvous, node 0's own included: find node 0, introduce itself, follow what it says."""
+"""Every launcher's side of the rendezvous, node 0's own included: find node 0 or the launcher that leads in its place, introduce
+itself, follow what it says.
+"""
 
 import asyncio
 import hmac
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
@@ -11,7 +15,9 @@ from slipway.launch.rendezvous.codec import OtherProtocolError, stands_line
 from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
+    LOST,
     Complaints,
+    MovedError,
     OtherJobError,
     SilentError,
     StalledError,
@@ -20,9 +26,9 @@ from slipway.launch.rendezvous.connection_errors import (
     explain_connection,
 )
 from slipway.launch.rendezvous.link import Link, connect, send_all
-from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.messages import SUCCESSORS, Card, Go
 from slipway.launch.rendezvous.ring import Ring
-from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.rendezvous.terms import Place, Terms
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
@@ -37,8 +43,12 @@ PAUSES = (0.05, 0.7, 3.0)
 QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
 MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
+NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
+
+
+Found = tuple[Place, Link, wire.Welcome]  # by whom a launcher was welcomed, and where
 
 
 class Client:
@@ -50,6 +60,14 @@ class Client:
         self.heard: list[wire.Stopping] = []  # what other nodes were asked
         self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
         self.welcome = False  # whether node 0 was ever found
+        self.door = 0  # the port on which this launcher leads, where it has to
+        self.leader, self.place = 0, terms.place  # the node rank of the launcher that leads, and where it was found
+        self._successors: list[wire.Successor] = []  # who leads if that one is lost
+        self._astray = asyncio.Event()  # set while node 0 cannot be reached
+        self._began = self._patient = (
+            0.0  # when the search for node 0 began, and when it was known last that it is not in vain
+        )
+        self._pause = PAUSES[0]
         self._complaints = Complaints()
         self._trouble = ("timed out", "no answer")
         self._addresses: tuple[str, ...] = ()  # that MASTER_ADDR leads to at the moment
@@ -64,23 +82,102 @@ class Client:
         """Take part in one rendezvous until go. LaunchError where it fails."""
         await self.leave()
         self._complaints, self.peers = Complaints(), []
-        began = patient = asyncio.get_running_loop().time()
-        pause = PAUSES[0]
+        self._began = self._patient = asyncio.get_running_loop().time()
+        self._pause = PAUSES[0]
         async with Ring(card.node_rank, self._terms) as ring:
             while True:
                 try:
-                    link, welcome = await self._introduce(card, ring, patient + self._terms.timeout)
-                    return await self._attend(link, welcome, card, ring)
+                    place, link, welcome = await self._find(card, ring)
+                    return await self._attend(place, link, welcome, card, ring)
                 except (OSError, MalformedError) as error:
-                    waited = asyncio.get_running_loop().time() - began
-                    if isinstance(error, TryLaterError):
-                        patient = began + waited  # the job lives and has no seat yet: nobody is missing
-                    kind, words = connection_failure(error)
-                    self._turn += kind in ASTRAY
-                    self._complain(kind, words, card, waited)
-                await asyncio.sleep(pause * self._terms.random.uniform(1, 4 / 3))
-                soon = waited < QUICK_SECONDS or patient > began  # an elastic job's window may be short
-                pause = min(pause * 1.5, PAUSES[1] if soon else PAUSES[2])
+                    await self._bear(error, card)
+
+    async def _find(self, card: Card, ring: Ring) -> Found:
+        """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
+        successors = [Place(one.address or "", one.port) for one in self._successors]
+        places = [place for place in dict.fromkeys((self.place, *successors)) if place != self._terms.place]
+        if not places:
+            return await self._seek(card, ring, places)
+        moved = self.place != self._terms.place  # then it comes first
+        asked = [self._ask(place, card, ring, NEXT_SECONDS * (number - moved)) for number, place in enumerate(places)]
+        searches = [self._seek(card, ring, places), *asked]
+        tasks = [asyncio.create_task(search) for search in searches]
+        found: Found | None = None
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended = sorted((task for task in tasks if task.done()), key=lambda task: task.exception() is not None)
+            found = ended[0].result()
+            return found
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:  # two may have welcomed this launcher at once
+                if task.done() and not task.cancelled() and not task.exception() and task.result() is not found:
+                    task.result()[1].cut()
+
+    async def _seek(self, card: Card, ring: Ring, places: Sequence[Place]) -> Found:
+        """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
+        while True:
+            try:
+                return await self._introduce(self._terms.place, card, ring)
+            except (OSError, MalformedError) as error:
+                if isinstance(error, MovedError) and self.place not in places:
+                    raise
+                await self._bear(error, card)
+
+    async def _ask(self, place: Place, card: Card, ring: Ring, pause: float) -> Found:
+        """Be welcomed at another place: by the launcher that led last or, some time after node 0 cannot be reached any more, by
+        one that leads in its place.
+        """
+        if place != self.place:
+            await self._astray.wait()
+            await asyncio.sleep(pause)
+        while True:
+            try:
+                return await self._introduce(place, card, ring)
+            except TryLaterError:
+                self._patient = asyncio.get_running_loop().time()
+            except (OSError, MalformedError):
+                pass  # it is of no interest, as long as node 0 is looked for
+            await asyncio.sleep(PAUSES[1] * self._terms.random.uniform(0.1, 1))
+
+    async def _bear(self, error: Exception, card: Card) -> None:
+        """Say what keeps this launcher from node 0, and wait until it may try again."""
+        now = asyncio.get_running_loop().time()
+        waited = now - self._began
+        if isinstance(error, TryLaterError):
+            self._patient = now  # the job lives and has no seat yet: nobody is missing
+        kind, words = connection_failure(error)
+        self._turn += kind in ASTRAY
+        if kind in LOST and not self._astray.is_set():
+            self._astray.set()
+            if self._successors:
+                one, terms = self._successors[0], self._terms
+                terms.say(
+                    f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
+                    f"{terms.nodes} of {terms.launchers} launchers ask it to"
+                )
+        self._complain(kind, words, card, waited)
+        await asyncio.sleep(self._pause * self._terms.random.uniform(1, 4 / 3))
+        soon = waited < QUICK_SECONDS or self._patient > self._began  # an elastic job's window may be short
+        self._pause = min(self._pause * 1.5, PAUSES[1] if soon else PAUSES[2])
+
+    async def announce(self, card: Card) -> None:
+        """Where this launcher leads in node 0's place, tell whoever listens where node 0 is found."""
+        with suppress(OSError, MalformedError):
+            async with asyncio.timeout(GREETING_SECONDS):
+                link = await connect(await self._terms.network.resolve(self._terms.address), self._terms.port)
+                try:
+                    if isinstance(greeting := await link.receive(), wire.Greeting):
+                        link.send(wire.Led(self._prove(greeting), card, *self.place))
+                        await link.close()
+                finally:
+                    link.cut()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this launcher leads the others."""
+        return self.leader == self._terms.node_rank
 
     async def report(self, outcome: Outcome) -> Ending | Verdict:
         """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
@@ -120,9 +217,9 @@ class Client:
             await self._link.close()
         self._link = self._following = self._telling = self.news = None
 
-    async def _introduce(self, card: Card, ring: Ring, deadline: float) -> tuple[Link, wire.Welcome]:
+    async def _introduce(self, place: Place, card: Card, ring: Ring) -> Found:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
-        loop = asyncio.get_running_loop()
+        loop, deadline = asyncio.get_running_loop(), self._patient + self._terms.timeout
         if loop.time() > deadline:
             raise LaunchError(
                 f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
@@ -132,12 +229,13 @@ class Client:
         greeted = False
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-                self._addresses = ()
-                self._addresses = without_link_local(
-                    await self._terms.network.resolve(self._terms.address), self._terms.address
-                )
-                first = self._turn % len(self._addresses)
-                link = await connect(self._addresses[first:] + self._addresses[:first], self._terms.port)
+                if place == self._terms.place:
+                    self._addresses = ()
+                addresses = without_link_local(await self._terms.network.resolve(place.address), place.address)
+                if place == self._terms.place:
+                    self._addresses = addresses
+                first = self._turn % len(addresses)
+                link = await connect(addresses[first:] + addresses[:first], place.port)
                 try:
                     greeting = await link.receive()
                     greeted = True
@@ -152,14 +250,20 @@ class Client:
             if greeted:
                 raise StalledError from None
             raise
-        return link, welcome
+        return place, link, welcome
+
+    def _prove(self, greeting: wire.Greeting) -> str:
+        """That this launcher knows the token."""
+        return hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
 
     async def _shake_hands(self, link: Link, greeting: object, card: Card, ring: Ring) -> wire.Welcome:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
-        proof = hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
-        link.send(wire.Hello(proof, self._terms.process, self._terms.clock.time(), ring.port, ring.key, card))
+        me, now = self._terms.process, self._terms.clock.time()
+        link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, card, self.door))
         answer = await link.receive()
+        if isinstance(answer, wire.Led):
+            raise self._move(answer)
         if isinstance(answer, wire.Refused) and not answer.again:
             raise LaunchError(answer.reason, answer.code)
         if isinstance(answer, wire.Refused):
@@ -168,7 +272,12 @@ class Client:
             raise MalformedError("no welcome")
         return answer
 
-    async def _attend(self, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
+    def _move(self, led: wire.Led) -> MovedError:
+        """Take note of where the job is led, for the next try."""
+        self.leader, self.place = led.card.node_rank, Place(led.address, led.port)
+        return MovedError(f"node {self.leader} ({led.card.host}) leads the job, at {led.address}:{led.port}")
+
+    async def _attend(self, place: Place, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
         """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
@@ -179,12 +288,16 @@ class Client:
                 while not isinstance(message := await link.receive(welcome.heartbeat), wire.Start):
                     if isinstance(message, wire.End):
                         raise LaunchError("\n".join(message.lines), message.code)
+                    if isinstance(message, wire.Led):
+                        raise self._move(message)
                     if isinstance(message, wire.Waiting):
                         self._terms.say(message.line)
                     elif isinstance(message, wire.Ping):
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
+                        message = replace(message, address=message.address or place.address)
                         probing.add(asyncio.create_task(ring.probe(message, link)))
+            self.leader, self.place = welcome.node_rank, place
             go = self._read_start(message, link, card, ring)
         except BaseException:
             link.cut()
@@ -193,6 +306,7 @@ class Client:
         finally:
             for task in probing:
                 task.cancel()
+        self._astray.clear()
         self._ending = asyncio.get_running_loop().create_future()
         self._following = asyncio.create_task(self._follow(link, welcome))
         return go
@@ -211,6 +325,9 @@ class Client:
                 return
             if isinstance(message, Ending):
                 self._ending.set_result(message)
+            elif isinstance(message, wire.Successor):
+                known = [] if message.first else self._successors[: SUCCESSORS - 1]
+                self._successors = [*known, replace(message, address=message.address or self.place.address)]
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
             elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.launchers:
@@ -223,12 +340,12 @@ class Client:
     def _read_start(self, start: wire.Start, link: Link, card: Card, ring: Ring) -> Go:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
-        towards = ring.neighbour if card.node_rank == 0 else link.peer
+        towards = ring.neighbour if self.leads else link.peer
         # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
         # processes may pass it on.
-        address = self._terms.address if card.node_rank == 0 and is_loopback(link.peer) else link.peer
+        address = self.place.address if self.leads and is_loopback(link.peer) else link.peer
         interface = self._terms.network.interface_towards(towards, one_machine=start.one_machine)
-        return Go(**vars(start), address=address, interface=interface)
+        return Go(**vars(start), leader=self.leader, address=address, interface=interface)
 
     def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""
@@ -255,7 +372,11 @@ class Client:
         )
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
-        """Node 0's end, `silence` seconds ago."""
+        """The end of node 0, or of the one that leads in its place, `silence` seconds ago."""
         return Outcome(
-            0, host or self._terms.address, Word.LOST, self._terms.clock.time() - silence, cause=Cause(text=words)
+            self.leader,
+            host or self._terms.address,
+            Word.LOST,
+            self._terms.clock.time() - silence,
+            cause=Cause(text=words),
         )

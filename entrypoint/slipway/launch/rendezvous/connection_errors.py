@@ -13,6 +13,10 @@ class TryLaterError(ConnectionError):
     """Node 0 answered, but has no seat at the moment; the text says why."""
 
 
+class MovedError(TryLaterError):
+    """Another launcher leads the job, in node 0's place; the text says which."""
+
+
 class OtherJobError(ConnectionError):
     """Node 0 of another job answered."""
 
@@ -75,6 +79,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Kinds of failures while a node 0 that was there is being replaced: Kubernetes removes the name of a pod that is gone.
 COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
+# Kinds after which somebody else may have to lead: node 0 does not answer this launcher at all.
+LOST = COMES_AND_GOES | {"no DNS", "stalled"}
 ASTRAY = ("timed out", "stalled", "hung up", "another job")  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
 ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"

@@ -1,4 +1,6 @@
-"""Node 0's part in one attempt: gather the launchers, compare them, let them test the ring, go, and one verdict."""
+"""The part of the launcher that leads one attempt, node 0's or its successor's: gather the launchers, compare them, let them test
+the ring, go, and one verdict.
+"""
 
 import asyncio
 import contextlib
@@ -31,6 +33,7 @@ from slipway.protocol.printable import one_line, rank_ranges
 FIRST_LINE_SECONDS = 3.0
 ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
 LOOK_SECONDS = 10.0  # that a name server has to answer
+SUCCEED_SECONDS = 10.0  # that a successor waits for those that asked it to lead; some may have found node 0 meanwhile
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
 AGAIN_SECONDS = (
@@ -39,10 +42,10 @@ AGAIN_SECONDS = (
 
 
 class Coordinator:
-    """One attempt, from node 0's point of view."""
+    """One attempt, from the point of view of the launcher that leads."""
 
     def __init__(self, server: Server, card: Card) -> None:
-        """`card` is node 0's own."""
+        """`card` is its own."""
         self._server, self._terms = server, server.terms
         self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
         self._roster = Roster(
@@ -62,13 +65,15 @@ class Coordinator:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
         server, loop = self._server, asyncio.get_running_loop()
         self._began = loop.time()
-        self._state.deadline = self._began + self._terms.timeout
+        self._state.deadline = self._began + (SUCCEED_SECONDS if self._terms.node_rank else self._terms.timeout)
         server.state = self._state
         server.wake()
         try:
             start = None
             while start is None:
-                await self._gather()
+                if not await self._gather():
+                    server.scatter()
+                    return
                 notes = self._compare()
                 if self._roster.enough:
                     start = await self._survey(notes)
@@ -78,6 +83,7 @@ class Coordinator:
             self._state.start = start
             for node_rank in self._roster.ranks:
                 self._state.links[node_rank].send(self._state.start_of(node_rank))
+            server.name_successors()
             if self._roster.own.findings:
                 seats = [self._roster.seats[rank] for rank in self._state.places]
                 lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
@@ -87,14 +93,18 @@ class Coordinator:
             self._state.roster = None
             server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
-    async def _gather(self) -> None:
-        """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop."""
+    async def _gather(self) -> bool:
+        """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop. False where a
+        successor waits in vain.
+        """
         server, loop = self._server, asyncio.get_running_loop()
         line = self._began + FIRST_LINE_SECONDS
         ask = doubt = self._began + ASK_SECONDS
         while not self._settled():
             self._heed_stops()
             if loop.time() >= self._state.deadline:
+                if self._terms.node_rank:
+                    return self._roster.enough
                 await self._look_for_service()
                 gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
                 raise LaunchError(f"{gave_up} {self._roster.question}".rstrip(), PEER)
@@ -113,11 +123,12 @@ class Coordinator:
             wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
+        return True
 
     async def _look_for_service(self) -> None:
         """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
         name = service_name(self._terms.address) if runtime_of(self._roster.own.runtime).has_services else ""
-        if not name or self._roster.seats.keys() - {0}:  # others have found it
+        if not name or self._roster.seats.keys() - {self._terms.node_rank}:  # others have found it
             return
         try:
             async with asyncio.timeout(LOOK_SECONDS):
@@ -161,13 +172,13 @@ class Coordinator:
         return self._notes()
 
     def _turn_away(self, veteran: Card) -> None:
-        """Send newcomers away that do not fit a job which is under way; LaunchError (78) where node 0 is one of them."""
+        """Send newcomers away that do not fit a job which is under way; LaunchError (78) where it is the one that leads."""
         odd = [rank for rank, card in self._roster.cards.items() if not fits(card, veteran, self._terms.allow_uneven)]
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, self._state.odd_since = self._state.links, math.inf
-        for rank in links.keys() - {0} if 0 in odd else odd:
+        links, lead, self._state.odd_since = self._state.links, self._terms.node_rank, math.inf
+        for rank in links.keys() - {lead} if lead in odd else odd:
             link = links.pop(rank)
             self._roster.vacate(rank)
             if rank in odd:
@@ -179,7 +190,7 @@ class Coordinator:
                 self._terms.say(f"refused node {rank}, which does not match the running job: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
-        if 0 in odd:
+        if lead in odd:
             raise misfit
 
     def _misfit(self) -> LaunchError | None:
@@ -279,7 +290,8 @@ class Coordinator:
         )
 
     def _start(self, notes: tuple[str, ...]) -> wire.Start:
-        everybody, newest = self._roster.seats, (self._roster.newest or self._roster.seats[0]).card
+        everybody = self._roster.seats
+        newest = (self._roster.newest or everybody[self._terms.node_rank]).card
         seats = {rank: everybody[rank] for rank in self._state.places}
         seeing = [rank for rank in seats if self._answer(rank).sees]
         if 1 < len(seeing) < len(seats):

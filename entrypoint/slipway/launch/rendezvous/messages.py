@@ -43,6 +43,7 @@ PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
 DEVICES = 128  # names of GPUs on a card
 FINDINGS = 12_000  # characters of all findings on a card
+SUCCESSORS = 4  # spare nodes of which all launchers know that they can lead
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Hello:
-    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's."""
+    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's; `door` is
+    the port on which it would lead the others, 0 where it cannot.
+    """
 
     proof: str
     process: str
@@ -143,23 +146,25 @@ class Hello:
     port: int
     key: str
     card: Card
+    door: int = 0
 
     def __post_init__(self) -> None:
         """ValueError for names that no launcher makes: they are passed on to other nodes."""
-        if len(self.process) > 64 or len(self.key) > 64 or not 0 < self.port < 65536:
+        if len(self.process) > 64 or len(self.key) > 64 or not 0 < self.port < 65536 or not 0 <= self.door < 65536:
             raise ValueError("impossible process, key or port")
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Node 0, on `host`, has a seat for this launcher and waits for at most `seconds` more.
+    """The launcher that leads, of `node_rank` on `host`, has a seat for this one and waits for at most `seconds` more.
 
-    A launcher that is silent for `heartbeat` seconds from here on is lost, node 0 as well.
+    A launcher that is silent for `heartbeat` seconds from here on is lost, the one that leads as well.
     """
 
     seconds: float
     host: str
     heartbeat: float
+    node_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,24 @@ class Refused:
     code: int
     reason: str
     again: bool = False
+
+
+@dataclass(frozen=True)
+class Led:
+    """The job runs, and the launcher with this card leads it in node 0's place: at `address` and `port`, where all can find it.
+
+    From that launcher to whoever listens where node 0 is found, in place of a hello; from there to all that ask.
+    """
+
+    proof: str
+    card: Card
+    address: str
+    port: int
+
+    def __post_init__(self) -> None:
+        """ValueError for what is no place."""
+        if len(self.address) > TEXT or not 0 < self.port < 65536:
+            raise ValueError("impossible address or port")
 
 
 @dataclass(frozen=True)
@@ -249,10 +272,11 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Go(Start):
-    """What a launcher makes of Start (it never travels): `address` as this node knows node 0, and the interface for NCCL and
-    gloo where the user names none (None: leave the choice to them).
+    """What a launcher makes of Start (it never travels): `address` as this node knows the one that leads, of rank `leader`, and
+    the interface for NCCL and gloo where the user names none (None: leave the choice to them).
     """
 
+    leader: int = 0
     address: str
     interface: str | None
 
@@ -274,6 +298,24 @@ class End:
 
     code: int
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Successor:
+    """A spare node that leads if the sender is lost, and where it listens; `first`: the first of those that are named now, who is
+    asked before the others. `address` None means: where you found me.
+    """
+
+    node_rank: int
+    host: str
+    address: str | None
+    port: int
+    first: bool
+
+    def __post_init__(self) -> None:
+        """ValueError for what is no place."""
+        if not 0 < self.port < 65536:
+            raise ValueError("impossible port")
 
 
 @dataclass(frozen=True)
@@ -346,7 +388,7 @@ class Pong:
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Greeting, Hello, Welcome, Refused, Waiting, Probe, Probed, Knock, Here),
-        *(Start, Peer, End, Report, News, Stopping, Ending, Stands, Moves, Ping, Pong),
+        *(Greeting, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
+        *(Start, Successor, Peer, End, Report, News, Stopping, Ending, Stands, Moves, Ping, Pong),
     )
 }

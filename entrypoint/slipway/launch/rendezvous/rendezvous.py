@@ -6,6 +6,7 @@ launcher's main thread stays free for signals and torchrun. The protocol is docu
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import math
 import resource
 import threading
@@ -30,6 +31,8 @@ __all__ = ["Card", "Go", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
 GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
+YIELD_SECONDS = 10.0  # that node 0 follows the launcher which leads in its place before it offers to lead again
+ANNOUNCE_SECONDS = 5.0  # between two times that this one tells node 0 that it leads
 FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
 
 
@@ -42,10 +45,10 @@ class Rendezvous:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:
-        """Listen (on node 0) and start the thread. LaunchError: 78 where MASTER_PORT is in use, 1 where nothing can be opened."""
-        self._socket = None
-        if self._terms.node_rank == 0:
-            self._socket = self._terms.network.listen(self._terms.port, loopback=is_loopback(self._terms.address))
+        """Listen, on node 0 and whoever may have to lead in its place, and start the thread. LaunchError: 78 where MASTER_PORT
+        is in use, 1 where nothing can be opened.
+        """
+        if self._listen():
             _allow_files(self._terms.launchers + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         try:
@@ -54,6 +57,14 @@ class Rendezvous:
             raise LaunchError(f"The launcher cannot continue: {error}. Remedy: {MORE_PROCESSES}.", UNHEALTHY) from None
         self._ready.result()
         return self
+
+    def _listen(self) -> bool:
+        """Open the port on which this launcher leads, if it ever may. Raises LaunchError."""
+        terms, loopback = self._terms, is_loopback(self._terms.address)
+        self._socket = None
+        if terms.node_rank == 0 or terms.succeeds:
+            self._socket = terms.network.listen(0 if terms.node_rank else terms.port, loopback=loopback)
+        return self._socket is not None
 
     def __exit__(self, *_: object) -> None:
         """Send what is queued and close all connections; takes at most a few seconds."""
@@ -196,7 +207,7 @@ class Rendezvous:
             self._ready.set_exception(LaunchError(text, FAILED))
 
     async def _serve(self) -> None:
-        """The thread's life: the server on node 0, this launcher's own membership, until `__exit__`."""
+        """The thread's life: the server where this launcher may lead, its own membership, until `__exit__`."""
         import asyncio
 
         from slipway.launch.rendezvous.client import Client
@@ -206,10 +217,13 @@ class Rendezvous:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._excuse)
         self._coordinating: asyncio.Task[None] | None = None
+        self._announcing: list[asyncio.Task[None]] = []  # at most one
         self._joining: Card | None = None  # what this launcher joins with, while it does
         self._client, self._server = Client(self._terms), Server(self._terms)
+        self._server.yields = self._yield
         listening = beating = None
         if self._socket:
+            self._client.door = self._socket.getsockname()[1] if self._terms.succeeds else 0
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             listening = await asyncio.start_server(
                 self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
@@ -217,6 +231,8 @@ class Rendezvous:
             beating = asyncio.create_task(self._server.beat())
         self._ready.set_result(None)
         await self._closing.wait()
+        for task in self._announcing:
+            task.cancel()
         if listening and beating:
             beating.cancel()
             listening.close()
@@ -226,22 +242,52 @@ class Rendezvous:
 
     async def _join(self, card: Card) -> Go:
         self._joining = card
+        while self._announcing:
+            self._announcing.pop().cancel()
         try:
-            if self._terms.node_rank == 0:
-                self._coordinate()
-            return await self._client.join(card)
+            if self._socket:
+                self._lead()
+            go = await self._client.join(card)
         finally:
             self._joining = None
+        if self._coordinating and not self._client.leads:
+            self._coordinating.cancel()
+            self._server.scatter()
+        elif self._terms.node_rank and self._client.leads:
+            self._announcing.append(self._loop.create_task(self._announce(dataclasses.replace(card, nonce=go.nonce))))
+        return go
 
-    def _coordinate(self) -> None:
-        """On node 0: lead the attempt that this launcher joins."""
-        from slipway.launch.rendezvous.coordinator import Coordinator
-
+    def _lead(self, pause: float = 0.0) -> None:
+        """Lead the attempt that this launcher joins: on node 0 after a pause, elsewhere as soon as the others ask for it."""
         if self._coordinating:
             self._coordinating.cancel()
         if self._joining:
-            self._coordinating = self._loop.create_task(Coordinator(self._server, self._joining).run())
+            self._coordinating = self._loop.create_task(self._coordinate(self._joining, pause))
             self._coordinating.add_done_callback(self._inspect)
+
+    async def _coordinate(self, card: Card, pause: float) -> None:
+        import asyncio
+
+        from slipway.launch.rendezvous.coordinator import Coordinator
+
+        if self._terms.node_rank:
+            await self._server.be_asked(card.nonce)
+            self._terms.say("enough launchers cannot reach node 0: this node leads the job in its place")
+        elif pause:
+            await asyncio.sleep(pause)
+        await Coordinator(self._server, card).run()
+
+    def _yield(self) -> None:
+        """On node 0: follow another launcher, which leads the job already."""
+        self._lead(YIELD_SECONDS)
+
+    async def _announce(self, card: Card) -> None:
+        """While this launcher leads in node 0's place, tell a node 0 that starts or is found again."""
+        import asyncio
+
+        while True:
+            await self._client.announce(card)
+            await asyncio.sleep(ANNOUNCE_SECONDS)
 
     def _inspect(self, task: "asyncio.Task[None]") -> None:
         """A coordinator that breaks must not leave anybody waiting, nor one whose attempt began and ended while this launcher was
@@ -253,7 +299,7 @@ class Rendezvous:
             self._terms.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
             self._closing.set()
         else:
-            self._coordinate()
+            self._lead()
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         """What asyncio would log with a traceback, such as running out of files, as one line."""

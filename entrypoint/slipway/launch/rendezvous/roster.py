@@ -36,7 +36,9 @@ class Seat:
 
 
 class Roster:
-    """The seats of one rendezvous, by node rank. `own` is node 0's card; only its launcher `process` can be node 0."""
+    """The seats of one rendezvous, by node rank. `own` is the card of the launcher that leads, of node 0 or its successor; only
+    its launcher `process` can have that rank.
+    """
 
     def __init__(
         self,
@@ -66,8 +68,9 @@ class Roster:
     def objection(self, hello: Hello) -> str | None:
         """Why this launcher can never have a seat (only its fault: the rendezvous continues), or None."""
         card, own = hello.card, self.own
-        if card.node_rank == 0 and hello.process != self._process:
-            return f"RANK=0 is taken by {own.host}, which MASTER_ADDR names; every node needs a RANK of its own."
+        if card.node_rank == own.node_rank and hello.process != self._process:
+            named = "MASTER_ADDR names" if own.node_rank == 0 else "leads the job"
+            return f"RANK={own.node_rank} is taken by {own.host}, which {named}; every node needs a RANK of its own."
         if card.job is not None and own.job is not None and card.job != own.job:
             return (
                 f"this is job {card.job}, but the launcher at this address belongs to job {own.job}. "
@@ -116,15 +119,17 @@ class Roster:
     def members(self) -> tuple[int, ...]:
         """The node ranks that run the next attempt, in the order of their places; whoever else is here is a spare node.
 
-        Without spare nodes all run, by their ranks. Else node 0 does, those that ran in the attempt before keep their places,
-        and the others that are here take the places that are left, the lower ranks first.
+        Without spare nodes all run, by their ranks. Else the node that leads has place 0, those that ran in the attempt before
+        keep their places, and the others that are here take the places that are left, the lower ranks first.
         """
         if not self.spares:
             return self.ranks
-        tries = self.newest.card.tries if self.newest else 0
+        tries, lead = self.newest.card.tries if self.newest else 0, self.own.node_rank
         held = {rank: seat.card.place for rank, seat in self.seats.items() if tries and seat.card.tries == tries}
-        order = sorted(self.ranks, key=lambda rank: (rank != 0, held.get(rank, -1) < 0, rank))[: self.nodes]
-        places = {place: rank for rank in reversed(order) if 0 < (place := held.get(rank, -1)) < self.nodes and rank}
+        order = sorted(self.ranks, key=lambda rank: (rank != lead, held.get(rank, -1) < 1, rank))[: self.nodes]
+        places = {
+            place: rank for rank in reversed(order) if 0 < (place := held.get(rank, -1)) < self.nodes and rank != lead
+        }
         left = [rank for rank in order if rank not in places.values()]
         places |= zip((place for place in range(self.nodes) if place not in places), left, strict=False)
         return tuple(places[place] for place in sorted(places))
@@ -136,8 +141,8 @@ class Roster:
 
     @property
     def enough(self) -> bool:
-        """Whether as many as must be there are here, node 0 among them."""
-        return self._here >= self.least and 0 in self.seats
+        """Whether as many as must be there are here, the one that leads among them."""
+        return self._here >= self.least and self.own.node_rank in self.seats
 
     @property
     def run(self) -> str:

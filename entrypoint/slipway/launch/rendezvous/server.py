@@ -1,4 +1,6 @@
-"""Node 0's server of the rendezvous: accepts connections, refuses strangers, seats launchers and receives their messages."""
+"""The server of the rendezvous, of node 0 or its successor: accepts connections, refuses strangers, seats launchers and receives
+their messages.
+"""
 
 import asyncio
 import hmac
@@ -11,7 +13,8 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import Link
-from slipway.launch.rendezvous.roster import Roster, Seat
+from slipway.launch.rendezvous.messages import SUCCESSORS, Card
+from slipway.launch.rendezvous.roster import Roster, Seat, fits
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.topology import SPARE
@@ -28,6 +31,12 @@ PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 RANKS = 1024  # of a node, at most
 NOTES = 20  # different lines about strangers and newcomers
+ASK_SECONDS = (
+    HELLO_SECONDS / 2
+)  # that a launcher waits for the one that is to lead, between two attempts or until others ask, too
+ASKED_SECONDS = ASK_SECONDS + 2  # for which it counts as one that asks, until it asks again
+TOGETHER_SECONDS = 1.0  # for the last launchers to ask, once those are enough
+LED_SECONDS = 15.0  # for which it counts that another launcher leads the job; it says so more often
 # From a verdict, and who leaves a job that goes on, to what follows.
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
@@ -82,6 +91,15 @@ class Server:
         self.changes = 0  # how often launchers took a seat or left one
         self.round = 0  # of probes
         self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
+        self.successors: set[int] = set()  # the node ranks of spare nodes that can lead if this launcher is lost
+        self.led: wire.Led | None = (
+            None  # which launcher leads the job in node 0's place, as it told this one, on node 0
+        )
+        self.yields: Callable[[], None] = lambda: None  # what node 0's launcher does then
+        self._led_at = -math.inf
+        self._asking: dict[
+            int, tuple[str, float]
+        ] = {}  # who asks this launcher to lead, by rank: the job's nonce, and when
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -165,7 +183,7 @@ class Server:
 
     def outlives(self, leaving: Collection[int]) -> bool:
         """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
-        0 among them.
+        0 among them, or with a spare node that leads in its place.
         """
         if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
             return False  # its user stopped it for good
@@ -173,17 +191,44 @@ class Server:
         noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
         if self.terms.replaced or (noticed and self.terms.awaits):
             return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
+        if self.terms.node_rank in leaving and (self.successors <= {*leaving} or not self.state.running):
+            return False
         if self.terms.spares:
-            return 0 not in leaving and (not self.state.running or self.has_enough(leaving))
-        return (
-            self.terms.enough < self.terms.nodes
-            and (self.terms.enough <= remain or not self.state.running)
-            and 0 not in leaving
-        )
+            return not self.state.running or self.has_enough(leaving)
+        return self.terms.enough < self.terms.nodes and (self.terms.enough <= remain or not self.state.running)
 
     def has_enough(self, leaving: Collection[int] = ()) -> bool:
         """Whether enough launchers are here for another attempt, spare ones among them, once those leave."""
         return len(self.state.links.keys() - {*leaving}) >= self.terms.enough
+
+    def asking(self, nonce: str) -> set[int]:
+        """The node ranks of this job's launchers that ask this one to lead, since they cannot reach node 0."""
+        since = asyncio.get_running_loop().time() - ASKED_SECONDS
+        return {rank for rank, (theirs, at) in self._asking.items() if at > since and theirs in ("", nonce)}
+
+    async def be_asked(self, nonce: str) -> None:
+        """Wait until as many launchers as an attempt needs ask this one to lead, itself among them: nobody else can lead then."""
+        loop, terms = asyncio.get_running_loop(), self.terms
+        await self.until(lambda: terms.may_lead(self.asking(nonce)), math.inf)
+        await self.until(lambda: len(self.asking(nonce)) >= terms.launchers - 1, loop.time() + TOGETHER_SECONDS)
+        self.stayed = frozenset(self.asking(nonce))
+
+    def scatter(self) -> None:
+        """Lead nobody any more: all launchers look for another one."""
+        links, self.state.links, self.state.roster = self.state.links, {}, None
+        for link in links.values():
+            link.cut()
+
+    def name_successors(self) -> None:
+        """While an attempt runs, tell all launchers which spare nodes lead if this one is lost."""
+        roster, places = self.state.roster, self.state.places
+        if not (self.terms.succeeds and self.state.running and roster):
+            return
+        spares = [seat for rank, seat in sorted(roster.seats.items()) if rank not in places and seat.hello.door]
+        self.successors = {seat.card.node_rank for seat in spares}
+        for seat in spares[:SUCCESSORS]:
+            where = seat.card.node_rank, seat.card.host, seat.address, seat.hello.door
+            self.broadcast(wire.Successor(*where, first=seat is spares[0]))
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
@@ -211,25 +256,49 @@ class Server:
             raise MalformedError(f"no hello within {HELLO_SECONDS:.0f} s") from None
         finally:
             self._strangers.pop(link, None)
-        if not isinstance(hello, wire.Hello):
+        if not isinstance(hello, wire.Hello | wire.Led):
             raise MalformedError("not a hello")
-        # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
-        offset = hello.clock - (sent + self.terms.clock.time()) / 2
         proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
         if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
-            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello)
+            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello.card)
             return None
+        if isinstance(hello, wire.Led):
+            self._give_way(hello)
+            return None
+        # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
+        offset = hello.clock - (sent + self.terms.clock.time()) / 2
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
         here = is_loopback(link.peer) or hello.process == self.terms.process
         return await self._assess(link, Seat(hello, None if here else link.peer, offset))
 
+    def _give_way(self, led: wire.Led) -> None:
+        """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
+        roster = self.state.roster
+        if self.terms.node_rank or self.state.running or (roster and not is_same_job(led.card, roster.own, self.terms)):
+            return
+        self.led, self._led_at = replace(led, proof=""), asyncio.get_running_loop().time()
+        if roster:
+            self._note(
+                f"node {led.card.node_rank} ({led.card.host}) leads the job, which runs already: this node joins it"
+            )
+            self.broadcast(self.led)
+            self.state.links, self.state.roster = {}, None
+            self.yields()
+
     async def _assess(self, link: Link, seat: Seat) -> Seat | None:
         """Whether a launcher with the right token can have its seat."""
         hello, now = seat.hello, asyncio.get_running_loop().time()
+        if self.terms.succeeds and 0 <= hello.card.node_rank < self.terms.launchers:
+            self._asking[hello.card.node_rank] = hello.card.nonce, now
+            self.wake()
+        if self.led and self.state.roster is None and now - self._led_at < LED_SECONDS:
+            link.send(self.led)
+            return None
         # The launcher gives up after HELLO_SECONDS.
-        there = await self.until(lambda: self.state.roster is not None, now + HELLO_SECONDS / 2)
+        there = await self.until(lambda: self.state.roster is not None, now + ASK_SECONDS)
         if not there or self.state.roster is None:
-            self._refuse(link, "node 0 is between two attempts.", again=True)
+            if not self.terms.node_rank:
+                self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
         roster, node_rank = self.state.roster, hello.card.node_rank
         known = self.state.nonce or roster.nonce or roster.own.nonce
@@ -240,7 +309,7 @@ class Server:
             self._note(f"refused node {node_rank} ({hello.card.host}), which belongs to another job")
             return None
         if reason := self.state.roster.objection(hello):
-            self._refuse(link, reason, hello)
+            self._refuse(link, reason, hello.card)
             return None
         rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
         if rival and older and await self._answers(older):
@@ -248,13 +317,13 @@ class Server:
             if self.state.stopping:  # a scheduler may replace what it stops before that has saved
                 self._refuse(link, f"{taken}, which is stopping.", again=True)
             else:
-                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello)
+                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.card)
             return None
         if rival and older:
             self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
         running, waits = self.state.running or self.state.roster is None, bool(self.terms.spares)
         if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := roster.misfit(seat)):
-            self._refuse(link, why, hello)
+            self._refuse(link, why, hello.card)
             return None
         if running and not (waits and self.state.running and node_rank not in self.state.places):
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
@@ -293,11 +362,17 @@ class Server:
         if not self.state.roster.fits(seat):
             self.state.odd_since = min(self.state.odd_since, loop.time())
         link.send(
-            wire.Welcome(max(0.0, self.state.deadline - loop.time()), self.state.roster.own.host, self.terms.heartbeat)
+            wire.Welcome(
+                max(0.0, self.state.deadline - loop.time()),
+                self.state.roster.own.host,
+                self.terms.heartbeat,
+                self.terms.node_rank,
+            )
         )
         if self.state.running:
             link.send(self.state.start_of(node_rank))
             self.terms.say(f"node {node_rank} ({seat.card.host}) waits as a spare node")
+            self.name_successors()
         self.wake()
         ended, silence = "its connection closed", 0.0
         try:
@@ -363,6 +438,7 @@ class Server:
                 self.terms.say(
                     f"spare node {node_rank} ({seat.card.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
                 )
+                self.name_successors()
         self.wake()
 
     def _is_idle(self, node_rank: int) -> bool:
@@ -375,11 +451,11 @@ class Server:
         seats, places = dict(self.state.roster.seats if self.state.roster else {}), self.state.places
         return tuple((rank, seats[rank].card.host) for rank in sorted(seats) if places and rank not in places)
 
-    def _refuse(self, link: Link, reason: str, hello: wire.Hello | None = None, *, again: bool = False) -> None:
+    def _refuse(self, link: Link, reason: str, card: Card | None = None, *, again: bool = False) -> None:
         """Answer somebody who gets no seat, and say so here once per reason."""
         link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
         if not again:
-            who = f"node rank {hello.card.node_rank} ({hello.card.host}) at {link.peer}" if hello else link.peer
+            who = f"node rank {card.node_rank} ({card.host}) at {link.peer}" if card else link.peer
             self._note(f"refused {who}: {reason}")
 
     def _note(self, line: str) -> None:
@@ -387,3 +463,9 @@ class Server:
         if line not in self._noted and len(self._noted) < NOTES:
             self._noted.add(line)
             self.terms.say(line)
+
+
+def is_same_job(card: Card, own: Card, terms: Terms) -> bool:
+    """Whether the launcher with this card is one of the job that a launcher with its `own` card starts, or takes part in."""
+    jobs, nonces = {card.job, own.job} - {None}, {card.nonce, own.nonce} - {""}
+    return len(jobs) < 2 and len(nonces) < 2 and fits(card, own, terms.allow_uneven)

@@ -1,14 +1,22 @@
 """The terms on which the launchers of a job meet: what each of them was told when it started, and the network that they use."""
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import NamedTuple
 
 from slipway.launch.rendezvous.link import resolve
 from slipway.launch.resolve.connectivity import free_port, interface_towards, listen
 from slipway.process.machine import CLOCK, Clock
+
+
+class Place(NamedTuple):
+    """Where the launcher that leads the others is found, or another one that may have to."""
+
+    address: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -67,3 +75,21 @@ class Terms:
     def launchers(self) -> int:
         """How many launchers there may be: those of the nodes that run, and of spare ones."""
         return self.nodes + self.spares
+
+    @property
+    def place(self) -> Place:
+        """Where node 0 is found."""
+        return Place(self.address, self.port)
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether a spare node may take the place of node 0. Each attempt runs on `nodes` of the launchers: where these are more
+        than half of all, two attempts have a launcher in common, so that no two groups of them can continue at the same time.
+        """
+        return self.nodes > self.spares > 0
+
+    def may_lead(self, asking: Collection[int]) -> bool:
+        """Whether this launcher leads where the launchers of these ranks, which cannot reach node 0, ask it to: if it is one of
+        them, and they are as many as an attempt needs.
+        """
+        return self.succeeds and self.node_rank in asking and len(asking) >= self.nodes

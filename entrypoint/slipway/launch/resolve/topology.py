@@ -104,8 +104,8 @@ class Topology:
 
     @property
     def rank(self) -> int:
-        """0 for the launcher that decides for all: that of node 0, or of process 0."""
-        return self.process.rank if self.process else self.node_rank
+        """0 for the launcher that decides for all: that of node 0 or of the node in its place, or of process 0."""
+        return self.process.rank if self.process else self.group_rank
 
     @property
     def process_rank(self) -> int | None:
@@ -209,6 +209,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         port = host.free_port
         values["MASTER_PORT"] = Value(str(port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
+    requeues = readings[0].scheduler.name if readings and not readings[0].scheduler.restarts_tasks else ""
     device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.shell)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
     wanted = processes >= len(devices.gpus) and sources.value("SLIPWAY_CPU_BINDING") != "none"
@@ -231,7 +232,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
         restarts=max((int(count) for count in restarts if count.isdecimal()), default=0),
         replaces=any(reading.scheduler.replaces_nodes for reading in readings),
-        requeues=readings[0].scheduler.name if readings and not readings[0].scheduler.restarts_tasks else "",
+        requeues=requeues,
         runtime=host.runtime,
         threads=choose_threads(sources, readings, devices, processes, process),
         process=process,
@@ -239,7 +240,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         mended=host.mended,
         notes=(
             *ignored,
-            *_spare_notes(size, node_rank),
+            *_spare_notes(size, node_rank, requeues),
             *_notes(sources, values, nodes, device, devices, process, host.shell),
             *_place_notes(devices, device, processes, process),
         ),
@@ -441,13 +442,18 @@ def _notes(
     return notes
 
 
-def _spare_notes(size: NodeCount, node_rank: int) -> Iterator[str]:
+def _spare_notes(size: NodeCount, node_rank: int, requeues: str) -> Iterator[str]:
     """What a job with spare nodes can do, as node 0 prints it for all, and what a spare node does."""
     if size.spares and not node_rank:
-        yield (
-            f"{_count(size.spares, 'spare node', 'spare nodes')} can take the place of any node but node 0, which all others "
-            "find by MASTER_ADDR"
-        )
+        node_0 = ""
+        if requeues:
+            node_0 = f" but node 0, without which {requeues} requeues the job"
+        elif size.most <= size.spares:
+            node_0 = (
+                " but node 0: it can be replaced where there are more nodes than spare nodes, else two groups of them could "
+                "continue without each other"
+            )
+        yield f"{_count(size.spares, 'spare node', 'spare nodes')} can take the place of any node{node_0}"
     if node_rank >= size.most:
         yield f"node {node_rank} is a spare node: it waits, and takes the place of a node that is lost"
 
