@@ -52,7 +52,7 @@ class Stores(NoStore):
         self._attempt, self.superseded = 0, ""
         self._looked = -LOOK
         self._complained = False
-        self._leads = False  # whether this is the node of rank 0, which speaks for all
+        self._leads = job.plan.topology.rank == 0  # whether this is the node of rank 0, which speaks for all
         self._since: float | None = None  # when the store began to fail
         self._answers = b""
         if self._address:
