@@ -29,6 +29,12 @@ from slipway.process.tree import OwnProcesses, send_signal, trees
 from slipway.protocol.files import HONOURS_STOP, STOP_FILE
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
+READY = 'mkdir -p "$SLIPWAY_NODE_DIR"; : > "$SLIPWAY_NODE_DIR/ready"'  # what a shell does before something may fail
+
+
+def sleeping(status: int) -> tuple[str, ...]:
+    """A command that ends by itself, or where it has to be ended does not do so before, however busy the machine is."""
+    return ("sleep", str(60 if status else SAVING))
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +52,7 @@ class Worker:
         self.process = subprocess.Popen(command, env=environ, start_new_session=True)
         self.started, self.workers, self.words, self.left = True, [self.process.pid], "", {}
         self._fails, self._late, self._node_dir = fails, time.monotonic() + LATE, node_dir
+        self._gets_ready = READY in command[-1]
 
     @property
     def failures(self) -> list[dict[str, Any]]:
@@ -60,7 +67,7 @@ class Worker:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() > self._late
+        return time.monotonic() > self._late and (not self._gets_ready or (self._node_dir / "ready").exists())
 
 
 def supervise_worker(
@@ -110,7 +117,7 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, stop: bool, status: int
 ) -> None:
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
-    worker = Worker(fails, tmp_path / "node-0")
+    worker = Worker(fails, tmp_path / "node-0", sleeping(status))
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),) if stop else ()
     write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": '{"phase": "train", "step": 3, "monotonic": 1.0}'})
     assert supervise_worker(tmp_path, worker, plan_for(), asked).status == status
@@ -133,7 +140,7 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
 def test_a_job_that_took_no_step_yet_ends_at_once_when_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat: str, ends: bool, number: signal.Signals
 ) -> None:
-    worker, said = Worker("", tmp_path / "node-0"), list[str]()
+    worker, said = Worker("", tmp_path / "node-0", sleeping(ends)), list[str]()
     if beat:
         write_files(tmp_path / "node-0", {"heartbeat/rank-0.json": beat})
     asked = (Stop(time.monotonic(), number, number.name),)
@@ -226,7 +233,8 @@ def test_who_is_left_after_a_failure_ends_at_once_unless_it_is_of_use(
 ) -> None:
     monkeypatch.setattr(stop_handler, "AFTER_FAILURE", 2 * SAVING)
     (tmp_path / "snapshots").mkdir()
-    holds = f"exec 3< {tmp_path / 'snapshots' if writes else tmp_path}; sleep {SAVING}"
+    [_, seconds] = sleeping(status)
+    holds = f"exec 3< {tmp_path / 'snapshots' if writes else tmp_path}; {READY}; sleep {seconds}"
     worker = Worker("", tmp_path / "node-0", ("sh", "-c", holds))
     monkeypatch.setattr(
         Worker,
@@ -236,7 +244,7 @@ def test_who_is_left_after_a_failure_ends_at_once_unless_it_is_of_use(
     assert supervise_worker(tmp_path, worker, plan_for()).status == status
 
 
-SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; while :; do sleep 0.05; done")
+SAVES = ("sh", "-c", f"trap 'sleep {SAVING}; exit 0' TERM; {READY}; while :; do sleep 0.05; done")
 SLEEPS = ("sleep", "60")
 
 
