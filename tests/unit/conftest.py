@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from stand_ins import Answer, Slipway, make_devices
 from worker_output import MakeOutput, Output
 
 from slipway.cli import arguments, cli
+from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.resolve import host
 from slipway.launch.resolve.devices import Devices
@@ -31,11 +34,13 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def slipway(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Slipway:
+def slipway(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Slipway]:
     """Calls `slipway`: words, `devices`, and environment variables as keywords. The working directory is empty.
 
     A call that would start training is a mistake of the test: these tests run without torch.
     """
+
+    handlers = {number: signal.getsignal(number) for number in STOP_WORDS}  # a job that has ended ignores these signals
 
     def refuse(*_: object) -> None:
         raise AssertionError("training was started")
@@ -57,7 +62,9 @@ def slipway(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         out, err = capfd.readouterr()
         return Answer(int(ended.value.code or 0), out, err)
 
-    return call
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

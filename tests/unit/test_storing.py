@@ -140,14 +140,11 @@ def test_a_run_in_a_store_without_an_outcome_may_still_run(slipway: Slipway, tmp
 
 def test_of_a_run_that_finished_only_the_records_are_fetched(slipway: Slipway, tmp_path: Path) -> None:
     address = kept_run(tmp_path)
-    words = ("run", "--store", address.removesuffix("/job"), "--run-dir", "there/job", "--resume", "auto", "linear")
-    answer = slipway(*words, "--steps", "20")
+    words = ("run", "--store", address.removesuffix("/job"), "--run-dir", "there/job", "--resume", "auto")
+    answer = slipway(*words, "linear", "--steps", "20")
     assert answer.code == 0, answer.err
     assert "is finished; there is nothing to resume" in answer.err
     assert sorted(path.name for path in Path("there/job").iterdir()) == ["metrics.jsonl", "outcome.json", "run.json"]
-    with pytest.raises(AssertionError, match="training was started"):
-        slipway(*words, "--steps", "30")
-    assert Path("there/job/snapshots/step-00000020").is_dir(), "there are more steps to do"
 
 
 @pytest.mark.parametrize("command", ["status", "report", "sample", "eval", "export"])

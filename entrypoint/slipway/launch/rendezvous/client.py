@@ -28,7 +28,7 @@ from slipway.launch.rendezvous.connection_errors import (
 from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import SUCCESSORS, Card, Go
 from slipway.launch.rendezvous.ring import Ring
-from slipway.launch.rendezvous.terms import Place, Terms
+from slipway.launch.rendezvous.terms import Endpoint, Terms
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
@@ -48,7 +48,7 @@ STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
 
-Found = tuple[Place, Link, wire.Welcome]  # by whom a launcher was welcomed, and where
+Found = tuple[Endpoint, Link, wire.Welcome]  # by whom a launcher was welcomed, and where
 
 
 class Client:
@@ -61,7 +61,10 @@ class Client:
         self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
         self.welcome = False  # whether node 0 was ever found
         self.door = 0  # the port on which this launcher leads, where it has to
-        self.leader, self.place = 0, terms.place  # the node rank of the launcher that leads, and where it was found
+        self.leader, self.endpoint = (
+            0,
+            terms.endpoint,
+        )  # the node rank of the launcher that leads, and where it was found
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
         self._began = self._patient = (
@@ -87,20 +90,25 @@ class Client:
         async with Ring(card.node_rank, self._terms) as ring:
             while True:
                 try:
-                    place, link, welcome = await self._find(card, ring)
-                    return await self._attend(place, link, welcome, card, ring)
+                    endpoint, link, welcome = await self._find(card, ring)
+                    return await self._attend(endpoint, link, welcome, card, ring)
                 except (OSError, MalformedError) as error:
                     await self._bear(error, card)
 
     async def _find(self, card: Card, ring: Ring) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
-        successors = [Place(one.address or "", one.port) for one in self._successors]
-        places = [place for place in dict.fromkeys((self.place, *successors)) if place != self._terms.place]
-        if not places:
-            return await self._seek(card, ring, places)
-        moved = self.place != self._terms.place  # then it comes first
-        asked = [self._ask(place, card, ring, NEXT_SECONDS * (number - moved)) for number, place in enumerate(places)]
-        searches = [self._seek(card, ring, places), *asked]
+        successors = [Endpoint(one.address or "", one.port) for one in self._successors]
+        endpoints = [
+            endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._terms.endpoint
+        ]
+        if not endpoints:
+            return await self._seek(card, ring, endpoints)
+        moved = self.endpoint != self._terms.endpoint  # then it comes first
+        asked = [
+            self._ask(endpoint, card, ring, NEXT_SECONDS * (number - moved))
+            for number, endpoint in enumerate(endpoints)
+        ]
+        searches = [self._seek(card, ring, endpoints), *asked]
         tasks = [asyncio.create_task(search) for search in searches]
         found: Found | None = None
         try:
@@ -115,26 +123,26 @@ class Client:
                 if task.done() and not task.cancelled() and not task.exception() and task.result() is not found:
                     task.result()[1].cut()
 
-    async def _seek(self, card: Card, ring: Ring, places: Sequence[Place]) -> Found:
+    async def _seek(self, card: Card, ring: Ring, endpoints: Sequence[Endpoint]) -> Found:
         """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
         while True:
             try:
-                return await self._introduce(self._terms.place, card, ring)
+                return await self._introduce(self._terms.endpoint, card, ring)
             except (OSError, MalformedError) as error:
-                if isinstance(error, MovedError) and self.place not in places:
+                if isinstance(error, MovedError) and self.endpoint not in endpoints:
                     raise
                 await self._bear(error, card)
 
-    async def _ask(self, place: Place, card: Card, ring: Ring, pause: float) -> Found:
+    async def _ask(self, endpoint: Endpoint, card: Card, ring: Ring, pause: float) -> Found:
         """Be welcomed at another place: by the launcher that led last or, some time after node 0 cannot be reached any more, by
         one that leads in its place.
         """
-        if place != self.place:
+        if endpoint != self.endpoint:
             await self._astray.wait()
             await asyncio.sleep(pause)
         while True:
             try:
-                return await self._introduce(place, card, ring)
+                return await self._introduce(endpoint, card, ring)
             except TryLaterError:
                 self._patient = asyncio.get_running_loop().time()
             except (OSError, MalformedError):
@@ -169,7 +177,7 @@ class Client:
                 link = await connect(await self._terms.network.resolve(self._terms.address), self._terms.port)
                 try:
                     if isinstance(greeting := await link.receive(), wire.Greeting):
-                        link.send(wire.Led(self._prove(greeting), card, *self.place))
+                        link.send(wire.Led(self._prove(greeting), card, *self.endpoint))
                         await link.close()
                 finally:
                     link.cut()
@@ -217,7 +225,7 @@ class Client:
             await self._link.close()
         self._link = self._following = self._telling = self.news = None
 
-    async def _introduce(self, place: Place, card: Card, ring: Ring) -> Found:
+    async def _introduce(self, endpoint: Endpoint, card: Card, ring: Ring) -> Found:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
         loop, deadline = asyncio.get_running_loop(), self._patient + self._terms.timeout
         if loop.time() > deadline:
@@ -229,13 +237,13 @@ class Client:
         greeted = False
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-                if place == self._terms.place:
+                if endpoint == self._terms.endpoint:
                     self._addresses = ()
-                addresses = without_link_local(await self._terms.network.resolve(place.address), place.address)
-                if place == self._terms.place:
+                addresses = without_link_local(await self._terms.network.resolve(endpoint.address), endpoint.address)
+                if endpoint == self._terms.endpoint:
                     self._addresses = addresses
                 first = self._turn % len(addresses)
-                link = await connect(addresses[first:] + addresses[:first], place.port)
+                link = await connect(addresses[first:] + addresses[:first], endpoint.port)
                 try:
                     greeting = await link.receive()
                     greeted = True
@@ -250,7 +258,7 @@ class Client:
             if greeted:
                 raise StalledError from None
             raise
-        return place, link, welcome
+        return endpoint, link, welcome
 
     def _prove(self, greeting: wire.Greeting) -> str:
         """That this launcher knows the token."""
@@ -274,10 +282,10 @@ class Client:
 
     def _move(self, led: wire.Led) -> MovedError:
         """Take note of where the job is led, for the next try."""
-        self.leader, self.place = led.card.node_rank, Place(led.address, led.port)
+        self.leader, self.endpoint = led.card.node_rank, Endpoint(led.address, led.port)
         return MovedError(f"node {self.leader} ({led.card.host}) leads the job, at {led.address}:{led.port}")
 
-    async def _attend(self, place: Place, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
+    async def _attend(self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
         """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
@@ -295,9 +303,9 @@ class Client:
                     elif isinstance(message, wire.Ping):
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
-                        message = replace(message, address=message.address or place.address)
+                        message = replace(message, address=message.address or endpoint.address)
                         probing.add(asyncio.create_task(ring.probe(message, link)))
-            self.leader, self.place = welcome.node_rank, place
+            self.leader, self.endpoint = welcome.node_rank, endpoint
             go = self._read_start(message, link, card, ring)
         except BaseException:
             link.cut()
@@ -327,7 +335,7 @@ class Client:
                 self._ending.set_result(message)
             elif isinstance(message, wire.Successor):
                 known = [] if message.first else self._successors[: SUCCESSORS - 1]
-                self._successors = [*known, replace(message, address=message.address or self.place.address)]
+                self._successors = [*known, replace(message, address=message.address or self.endpoint.address)]
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
             elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.launchers:
@@ -343,7 +351,7 @@ class Client:
         towards = ring.neighbour if self.leads else link.peer
         # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
         # processes may pass it on.
-        address = self.place.address if self.leads and is_loopback(link.peer) else link.peer
+        address = self.endpoint.address if self.leads and is_loopback(link.peer) else link.peer
         interface = self._terms.network.interface_towards(towards, one_machine=start.one_machine)
         return Go(**vars(start), leader=self.leader, address=address, interface=interface)
 

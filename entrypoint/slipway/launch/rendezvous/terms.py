@@ -12,7 +12,7 @@ from slipway.launch.resolve.connectivity import free_port, interface_towards, li
 from slipway.process.machine import CLOCK, Clock
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where the launcher that leads the others is found, or another one that may have to."""
 
     address: str
@@ -77,9 +77,9 @@ class Terms:
         return self.nodes + self.spares
 
     @property
-    def place(self) -> Place:
+    def endpoint(self) -> Endpoint:
         """Where node 0 is found."""
-        return Place(self.address, self.port)
+        return Endpoint(self.address, self.port)
 
     @property
     def succeeds(self) -> bool:
