@@ -254,9 +254,10 @@ SLEEPS = ("sleep", "60")
         (SAVES, False, None, 0),
         (SAVES, False, HURRY, -signal.SIGKILL),
         (SAVES, True, None, -signal.SIGKILL),
+        (SLEEPS, True, None, -signal.SIGTERM),
         (SLEEPS, False, None, -signal.SIGTERM),
     ],
-    ids=["saves", "the setting", "looks at the flag, and so is not told", "without a handler"],
+    ids=["saves", "the setting", "looks at the flag, and has less time", "looks at the flag", "without a handler"],
 )
 def test_a_script_is_told_of_another_nodes_failure_and_may_save(
     tmp_path: Path,

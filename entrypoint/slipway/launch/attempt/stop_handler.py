@@ -94,9 +94,9 @@ class StopHandler:
         """Whether the workers are a user's script that has not asked for the stop flag."""
         return not self._own and not os.path.exists(self._node.path / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
 
-    def signal(self, workers: Sequence[int], number: signal.Signals) -> None:
-        """Signal each worker of a user's script once."""
-        if self._handles_signals:
+    def signal(self, workers: Sequence[int], number: signal.Signals, *, failed: bool = False) -> None:
+        """Signal each worker of a user's script once; one that looks at the stop flag only where another node `failed`."""
+        if self._handles_signals or (failed and not self._own):
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not self._machine.ignores(pid, number)]
             self._machine.send_signal(ready, number)

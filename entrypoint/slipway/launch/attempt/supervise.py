@@ -165,7 +165,8 @@ class Attempt:
             self._say(f"{news.text}: ending the processes of this node{follow}")
             self._stopping.fail(child, known=news.known, gone=news.gone)
         if self._lost:
-            self._stopping.signal(child.workers, signal.SIGTERM)  # as torchrun does after a failure of this node's own
+            # As torchrun does after a failure of this node's own.
+            self._stopping.signal(child.workers, signal.SIGTERM, failed=True)
             if child.workers and not any(map(self._machine.lives, child.workers)):
                 self._stopping.deadline.fail(
                     now, LAST_OUTPUT
