@@ -597,7 +597,7 @@ async def lose_for_good(job: Job, rank: int) -> None:
 
 
 async def deposed(world: World) -> list[Job]:
-    """Node 0 is frozen, cut off or killed, and a spare node leads in its place. Back again, or started anew, it joins the others."""
+    """Node 0 is frozen, cut off or killed, and a spare node leads in its place. It joins the others when it is back, or when another is started."""
     dice, job = world.dice, await train_with_spares(world)
     launcher = job.current[0]
     if launcher.done:
