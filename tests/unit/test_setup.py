@@ -14,13 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A checkout on a machine that has coreutils, and only those programs that a test puts into its `bin`."""
+    """A checkout on a machine that has coreutils, 100 GB of free disk, and what else a test puts into its `bin`."""
     (tmp_path / "checkout" / "entrypoint").mkdir(parents=True)
     for name in ("setup.sh", "slipway.pth"):
         shutil.copy(ROOT / "entrypoint" / name, tmp_path / "checkout" / "entrypoint")
     (tmp_path / "bin").mkdir()
-    for name in ("bash", "dirname", "df", "tail", "mkdir", "rm", "env", "ln", "cp", "du", "seq"):
+    for name in ("bash", "dirname", "tail", "mkdir", "rm", "env", "ln", "cp", "du", "seq"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    add(tmp_path, "df", "echo Avail; echo 102400")
     return tmp_path
 
 
