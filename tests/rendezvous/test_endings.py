@@ -101,6 +101,24 @@ def test_a_lost_node_0_is_known_to_all(launcher: Make) -> None:
         assert block(one.verdict)[0].startswith("a node was lost: node 0 (host0)")
 
 
+@pytest.mark.parametrize(("ends", "word"), [(1, "failed"), (1, None), (0, None)], ids=["failed", "lost", "node 0 lost"])
+def test_news_wakes_a_launcher_that_waits_for_its_workers(launcher: Make, ends: int, word: str | None) -> None:
+    woken = threading.Event()
+
+    def wait(rendezvous: Rendezvous) -> Outcome:
+        while not rendezvous.news:
+            assert woken.wait(60), "nobody woke this launcher"
+            woken.clear()
+        return make_outcome(2, "peer")
+
+    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    crew[ends].work = lambda rendezvous: make_outcome(ends, word) if word else None
+    crew[2].work, crew[2].more = wait, {"wake": woken.set}
+    play(*crew)
+    assert crew[2].verdict is not None
+    assert crew[2].verdict.first.node_rank == ends
+
+
 def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -> None:
     gone = threading.Event()
     crew = [launcher(rank, 2) for rank in range(2)]

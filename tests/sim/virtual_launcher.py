@@ -367,6 +367,9 @@ class SimulatedStops(Stops):
             self.look()
         return bool(self.came)
 
+    def wake(self) -> None:
+        """Nobody waits for a socket here: workers look for news by the virtual clock."""
+
 
 class SimulatedLock(RunLock):
     """The product's lock on a run directory, whose heartbeat comes from the loop instead of a thread."""

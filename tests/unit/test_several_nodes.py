@@ -1,6 +1,7 @@
 """Several nodes between two attempts: what follows a verdict, and what a launcher makes of what all agreed on."""
 
 import dataclasses
+import select
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.job import decide_next
 from slipway.launch.node import Node, enter
 from slipway.launch.rendezvous.messages import Go
+from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
@@ -275,3 +277,14 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
         signal.raise_signal(signal.SIGTERM)  # after the workers were looked at for the last time
         nodes.report(STOPPED, lambda verdict, leaving: Ending(verdict), lambda: False)
     assert told == ["SIGTERM", "stopped"]
+
+
+def test_news_wakes_who_waits_for_the_workers() -> None:
+    given: list[Terms] = []
+    with Stops() as stops:
+        SeveralNodes(job_of(), stops, rendezvous=given.append)  # type: ignore[arg-type]
+        assert select.select([stops.reader], [], [], 0)[0] == []
+        given[0].wake()
+        assert select.select([stops.reader], [], [], 0)[0] == [stops.reader]
+        stops.drain()
+        assert not stops.came

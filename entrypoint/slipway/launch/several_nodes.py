@@ -60,6 +60,7 @@ class SeveralNodes:
             heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
             folder=runs_folder(job),
             say=say,
+            wake=stops.wake,
             token=job.sources.value("SLIPWAY_TOKEN"),
             doubtful=may_count_processes(topology),
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),

@@ -85,8 +85,12 @@ class Stops:
         # Where little time is left the save gets most of it; a deadline that has passed says that the clocks differ.
         by = now + max(left - LEAVE, left / 2) if left is not None and left > 0 else math.inf
         self.came.append(Stop(now, signal.SIGTERM, name, by=by, notice=True))
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait of whoever waits for `reader`: there is something to look at. From any thread."""
         with suppress(OSError):
-            self._writer.send(b"\0")  # wakes whoever waits
+            self._writer.send(b"\0")
 
     def __exit__(self, *_: object) -> None:
         """Give back the handlers that were there before."""

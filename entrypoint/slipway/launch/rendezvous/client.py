@@ -329,6 +329,7 @@ class Client:
                 self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host, silence)
                 if not self._ending.done():
                     self._ending.set_result(self.news)
+                self._terms.wake()
                 link.cut()
                 return
             if isinstance(message, Ending):
@@ -338,6 +339,7 @@ class Client:
                 self._successors = [*known, replace(message, address=message.address or self.endpoint.address)]
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
+                self._terms.wake()
             elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.launchers:
                 self.peers.append(message)
             elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:

@@ -38,9 +38,9 @@ class Terms:
     is node 0. `least` of the `nodes` are enough (None: all), once `window` has brought no more; `spares` more may wait to take
     the place of one that is lost; `replaced`: somebody starts another launcher for one that is asked to leave, so that the others
     need not stop for good; `awaits`: they wait for one in the place of a node whose machine goes away, too. `folder` holds the
-    runs; `say` prints a line, from any thread; `token` is SLIPWAY_TOKEN or empty; `process` names this launcher for its
-    lifetime. `doubtful`: whether `nodes` may have been meant to count processes, since somebody set WORLD_SIZE and no scheduler
-    says so.
+    runs; `say` prints a line and `wake` ends a wait of whoever reads the news, both from any thread; `token` is SLIPWAY_TOKEN or
+    empty; `process` names this launcher for its lifetime. `doubtful`: whether `nodes` may have been meant to count processes,
+    since somebody set WORLD_SIZE and no scheduler says so.
     `clock`, `network` and `random` are this machine's, except in the simulation.
     """
 
@@ -51,6 +51,7 @@ class Terms:
     timeout: float
     folder: Path
     say: Callable[[str], None]
+    wake: Callable[[], None] = lambda: None
     token: str = ""
     allow_uneven: bool = False
     doubtful: bool = False
