@@ -644,6 +644,40 @@ async def parted(world: World) -> list[Job]:
     return [job]
 
 
+async def woken(world: World) -> list[Job]:
+    """A node is frozen and replaced, and runs again beside the spare nodes; all of these are cut off from the others. They are as many
+    as an attempt needs, but of one rank there are two launchers: they must not continue the job.
+    """
+    dice, order = world.dice, draw_headed(world.dice)
+    nodes = order.spares + 1
+    job = Job(world, dataclasses.replace(order, nodes=nodes, least=nodes, steps=45))
+    for rank in range(nodes + order.spares):  # the spare nodes come last
+        job.start(rank)
+        await asyncio.sleep(0.2)
+    await job.trains()
+    while not all(map(world.rules.newest, job.current.values())):
+        await asyncio.sleep(0.1)
+    launcher = job.current.pop(dice.randrange(nodes))
+    world.rules.harmed(launcher, "frozen, and to be replaced", until=0.1)
+    launcher.process.freeze()
+    far = [launcher.address, *(one.address for rank, one in job.current.items() if rank >= nodes)]
+    for one in job.current.values():
+        world.rules.harmed(one, "cut off from others", until=0.1)
+    world.part([one.address for one in job.current.values() if one.address not in far], far)
+    if launcher.rank == 0:
+        await asyncio.sleep(SILENCE)  # until then the others follow it
+    replacement = world.new_machine()
+    world.part([replacement], far)
+    job.start(launcher.rank, replacement)
+    await asyncio.sleep(2 * SILENCE + dice.uniform(0, 20))
+    launcher.process.thaw(world.loop)
+    world.rules.thaws(launcher)
+    world.log(launcher.process.name, "MENDED: it runs again")
+    await asyncio.sleep(dice.uniform(5, 40))
+    world.mend([one.address for one in job.current.values()], far)
+    return [job]
+
+
 def ask_to_stop(launcher: Launcher) -> None:
     """Send SIGTERM to a launcher."""
     launcher.world.log(launcher.process.name, "SIGTERM")
@@ -655,7 +689,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2,
+    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import WITH_SPARES, Story, two_leaders
+from story import WITH_SPARES, Story, two_leaders, woken
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -37,6 +37,10 @@ def play(seeds: range, folder: Path, *stories: Story) -> None:
         if error:
             wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed, spares=bool(stories))}"
     assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, text in wrong.items())
+
+
+def test_a_launcher_that_was_frozen_and_replaced_is_not_counted_beside_spare_nodes(tmp_path: Path) -> None:
+    play(range(FIRST, FIRST + 20), tmp_path, woken)
 
 
 def test_a_seed_is_the_same_simulation_every_time(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
 MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
+FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the seat of so silent a launcher to another one
+STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
@@ -67,6 +69,7 @@ class Client:
         )  # the node rank of the launcher that leads, and where it was found
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
+        self._thawed: float | None = None  # since when this launcher runs again, until a leader is heard
         self._began = self._patient = (
             0.0  # when the search for node 0 began, and when it was known last that it is not in vain
         )
@@ -164,11 +167,32 @@ class Client:
                 terms.say(
                     f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
                     f"{terms.nodes} of {terms.launchers} launchers ask it to"
+                    f"{'' if self._thawed is None else ', without this one: it was frozen, and may have been replaced'}"
                 )
         self._complain(kind, words, card, waited)
         await asyncio.sleep(self._pause * self._terms.random.uniform(1, 4 / 3))
         soon = waited < QUICK_SECONDS or self._patient > self._began  # an elastic job's window may be short
         self._pause = min(self._pause * 1.5, PAUSES[1] if soon else PAUSES[2])
+
+    async def watch_freezes(self) -> None:
+        """Note when this launcher did not run: another one may have been started in its place, and it cannot know of that.
+
+        Two groups of launchers cannot train at the same time because each has more than half of all ranks. This is true only if
+        each rank counts once. So a launcher that was frozen neither asks a spare node to lead nor leads, until a leader has
+        welcomed it: a leader knows who else has its rank.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(FROZEN_SECONDS / 3)
+            if loop.time() > before + FROZEN_SECONDS:
+                self._thawed = loop.time()
+
+    def _hear(self, welcome: wire.Welcome, stale: float = 0.0) -> None:
+        """A leader other than this launcher has a seat for it, if its message is not `stale`."""
+        now = asyncio.get_running_loop().time()
+        if self._thawed is not None and welcome.node_rank != self._terms.node_rank and now >= self._thawed + stale:
+            self._thawed = None
 
     async def announce(self, card: Card) -> None:
         """Where this launcher leads in node 0's place, tell whoever listens where node 0 is found."""
@@ -268,7 +292,9 @@ class Client:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         me, now = self._terms.process, self._terms.clock.time()
-        link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, card, self.door))
+        link.send(
+            wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, card, self.door, self._thawed is not None)
+        )
         answer = await link.receive()
         if isinstance(answer, wire.Led):
             raise self._move(answer)
@@ -289,6 +315,7 @@ class Client:
         """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
+        self._hear(welcome)
         if self._stop:
             link.send(self._stop)
         try:
@@ -332,6 +359,7 @@ class Client:
                 self._terms.wake()
                 link.cut()
                 return
+            self._hear(welcome, STALE_SECONDS)
             if isinstance(message, Ending):
                 self._ending.set_result(message)
             elif isinstance(message, wire.Successor):

@@ -137,7 +137,8 @@ class Greeting:
 @dataclass(frozen=True)
 class Hello:
     """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's; `door` is
-    the port on which it would lead the others, 0 where it cannot.
+    the port on which it would lead the others, 0 where it cannot. `frozen`: it did not run for a while, and no leader has
+    welcomed it since.
     """
 
     proof: str
@@ -147,6 +148,7 @@ class Hello:
     key: str
     card: Card
     door: int = 0
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         """ValueError for names that no launcher makes: they are passed on to other nodes."""

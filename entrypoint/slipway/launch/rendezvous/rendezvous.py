@@ -221,20 +221,19 @@ class Rendezvous:
         self._joining: Card | None = None  # what this launcher joins with, while it does
         self._client, self._server = Client(self._terms), Server(self._terms)
         self._server.yields = self._yield
-        listening = beating = None
+        listening, tending = None, []
         if self._socket:
             self._client.door = self._socket.getsockname()[1] if self._terms.succeeds else 0
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             listening = await asyncio.start_server(
                 self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
             )
-            beating = asyncio.create_task(self._server.beat())
+            tending = [asyncio.create_task(work) for work in (self._server.beat(), self._client.watch_freezes())]
         self._ready.set_result(None)
         await self._closing.wait()
-        for task in self._announcing:
+        for task in (*self._announcing, *tending):
             task.cancel()
-        if listening and beating:
-            beating.cancel()
+        if listening:
             listening.close()
             await asyncio.sleep(0.01)  # connections accepted this moment reach the server, which closes them
         await self._server.close()

@@ -288,6 +288,8 @@ class Server:
     async def _assess(self, link: Link, seat: Seat) -> Seat | None:
         """Whether a launcher with the right token can have its seat."""
         hello, now = seat.hello, asyncio.get_running_loop().time()
+        if hello.frozen and self.terms.node_rank and not self.state.running:
+            return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
         if self.terms.succeeds and 0 <= hello.card.node_rank < self.terms.launchers:
             self._asking[hello.card.node_rank] = hello.card.nonce, now
             self.wake()
