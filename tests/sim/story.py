@@ -645,36 +645,40 @@ async def parted(world: World) -> list[Job]:
 
 
 async def woken(world: World) -> list[Job]:
-    """A node is frozen and replaced, and runs again beside the spare nodes; all of these are cut off from the others. They are as many
-    as an attempt needs, but of one rank there are two launchers: they must not continue the job.
+    """A node is frozen and replaced, and runs again beside all spare nodes, or beside node 0 and all spare nodes but one; these are cut
+    off from the others. They are as many as an attempt needs, but of one rank there are two launchers.
     """
     dice, order = world.dice, draw_headed(world.dice)
     nodes = order.spares + 1
-    job = Job(world, dataclasses.replace(order, nodes=nodes, least=nodes, steps=45))
+    job = Job(world, dataclasses.replace(order, nodes=nodes, least=nodes, steps=60))
     for rank in range(nodes + order.spares):  # the spare nodes come last
         job.start(rank)
         await asyncio.sleep(0.2)
     await job.trains()
     while not all(map(world.rules.newest, job.current.values())):
         await asyncio.sleep(0.1)
-    launcher = job.current.pop(dice.randrange(nodes))
-    world.rules.harmed(launcher, "frozen, and to be replaced", until=0.1)
-    launcher.process.freeze()
-    far = [launcher.address, *(one.address for rank, one in job.current.items() if rank >= nodes)]
+    frozen, replacement = job.current.pop(dice.randrange(nodes)), world.new_machine()
+    world.rules.harmed(frozen, "frozen, and to be replaced", until=0.1)
+    frozen.process.freeze()
+    head = [0] if frozen.rank and dice.random() < 0.5 else []
+    beside = [*head, *range(nodes + len(head), nodes + order.spares)]
+    if head:
+        job.start(frozen.rank, replacement)
+        await asyncio.sleep(dice.uniform(6, 12))  # node 0 has welcomed it
+    near = [frozen.address, *(job.current[rank].address for rank in beside)]
+    far = [replacement, *(one.address for rank, one in job.current.items() if rank not in beside)]
     for one in job.current.values():
         world.rules.harmed(one, "cut off from others", until=0.1)
-    world.part([one.address for one in job.current.values() if one.address not in far], far)
-    if launcher.rank == 0:
-        await asyncio.sleep(SILENCE)  # until then the others follow it
-    replacement = world.new_machine()
-    world.part([replacement], far)
-    job.start(launcher.rank, replacement)
-    await asyncio.sleep(2 * SILENCE + dice.uniform(0, 20))
-    launcher.process.thaw(world.loop)
-    world.rules.thaws(launcher)
-    world.log(launcher.process.name, "MENDED: it runs again")
+    world.part(near, far)
+    if not head:
+        await asyncio.sleep(0.0 if frozen.rank else SILENCE)  # until then the others follow node 0
+        job.start(frozen.rank, replacement)
+    await asyncio.sleep(SILENCE + dice.uniform(0, 30))
+    frozen.process.thaw(world.loop)
+    world.rules.thaws(frozen)
+    world.log(frozen.process.name, "MENDED: it runs again")
     await asyncio.sleep(dice.uniform(5, 40))
-    world.mend([one.address for one in job.current.values()], far)
+    world.mend(near, far)
     return [job]
 
 

@@ -100,6 +100,7 @@ class Server:
         self._asking: dict[
             int, tuple[str, float]
         ] = {}  # who asks this launcher to lead, by rank: the job's nonce, and when
+        self._holders: dict[int, list[str]] = {}  # the launchers that had each seat, by its rank, the newest last
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -321,6 +322,10 @@ class Server:
             else:
                 self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.card)
             return None
+        if self.terms.succeeds and hello.process in self._holders.get(node_rank, [])[:-1]:
+            # The other one may be in a group of launchers that cannot be reached: each rank counts once.
+            self._refuse(link, "another launcher has taken the place of this one.", again=True)
+            return None
         if rival and older:
             self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
         running, waits = self.state.running or self.state.roster is None, bool(self.terms.spares)
@@ -359,6 +364,8 @@ class Server:
         if older := self.state.links.pop(node_rank, None):
             older.cut()
         self.state.roster.admit(seat)
+        if seat.hello.process not in (holders := self._holders.setdefault(node_rank, [])):
+            holders.append(seat.hello.process)
         self.state.links[node_rank] = link
         self.changes += not self._is_idle(node_rank)
         if not self.state.roster.fits(seat):
