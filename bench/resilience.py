@@ -382,7 +382,7 @@ class Bench:
                 for name, side in self._sides.items()
             ],
         )
-        self._judge(taken, f"{'one node' if nodes == 1 else 'two nodes'}, SIGKILL to the next step")
+        self._judge(taken, f"{'one node' if nodes == 1 else 'two nodes'}, a killed rank")
 
     def _judge(self, taken: Mapping[str, Sequence[float]], what: str) -> None:
         peers = taken.get("ft_launcher", [])
