@@ -32,6 +32,7 @@ class Job:
     def __init__(self, world: World, order: Order) -> None:
         self.world, self.order, self.dice = world, order, world.dice
         self.current: dict[int, Launcher] = {}
+        self.crashes = 0
         self.due, self.attempts = str(Word.FINISHED), 0  # how it is to end, and after how many attempts (0: any number)
         self.starts = True  # whether its nodes can reach each other
         world.log("order", str(order))
@@ -166,8 +167,10 @@ class Harm:
         self._thaw(launcher)
 
     async def crash(self, launcher: Launcher) -> None:
-        """Its workers fail."""
-        launcher.crash = True
+        """Its workers fail. No third time: without a snapshot the job would end for want of progress (see `failing`)."""
+        if self._job.crashes < 2:
+            launcher.crash = True
+            self._job.crashes += 1
 
     async def hang(self, launcher: Launcher) -> None:
         """Its workers stand still."""
