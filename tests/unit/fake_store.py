@@ -19,10 +19,13 @@ class KilledError(BaseException):
 
 
 class FakeStore:
-    """Objects in a dictionary. `before` is called at each request with what is asked; `requests` counts them by kind."""
+    """Objects in a dictionary. `before` is called at each request with what is asked; `requests` counts them by kind; `now` is the
+    store's clock (Unix seconds).
+    """
 
     def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.objects = {} if objects is None else objects
+        self.now, self._times = 1_795_000_000.0, dict[str, float]()
         self.before: Callable[[str, str], None] = lambda kind, name: None
         self.after: Callable[[str, str], None] = lambda kind, name: None
         self.requests: list[tuple[str, str]] = []
@@ -58,6 +61,12 @@ class FakeStore:
             return {name: facts[name]}
         return {each: each_facts for each, each_facts in facts.items() if not name or each.startswith(f"{name}/")}
 
+    def written(self, name: str) -> float:
+        self._note("written", name)
+        if name not in self.objects:
+            raise MissingObjectError(f"{name} is missing")
+        return self._times.get(name, self.now)
+
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         content = self.read(name)
         if (len(content), md5(content)) != facts:
@@ -67,7 +76,7 @@ class FakeStore:
     def write(self, name: str, content: bytes) -> None:
         self._note("write", name)
         with self._lock:
-            self.objects[name] = content
+            self.objects[name], self._times[name] = content, self.now
             self.after("write", name)
 
     def create(self, name: str, content: bytes) -> bool:
@@ -75,7 +84,7 @@ class FakeStore:
         with self._lock:
             if name in self.objects:
                 return False
-            self.objects[name] = content
+            self.objects[name], self._times[name] = content, self.now
             self.after("create", name)
             return True
 

@@ -61,6 +61,14 @@ def reads_parts_of_what_was_found(store: ObjectStore) -> None:
         store.read_part("data/a", facts, 3, 5)
 
 
+def says_when_an_object_was_written(store: ObjectStore) -> None:
+    store.write("run/a", b"1")
+    store.write("run/b", b"2")
+    assert 1.5e9 < store.written("run/a") <= store.written("run/b"), "Unix seconds"
+    with pytest.raises(MissingObjectError):
+        store.written("run/nothing")
+
+
 def deletes_what_is_there(store: ObjectStore) -> None:
     store.write("run/a", b"1")
     store.write("run/b", b"2")
@@ -92,6 +100,7 @@ CONTRACT: tuple[Callable[[ObjectStore], None], ...] = (
     says_what_is_missing,
     finds_an_object_or_what_is_below_it,
     reads_parts_of_what_was_found,
+    says_when_an_object_was_written,
     deletes_what_is_there,
     creates_once,
     creates_for_one_of_many,

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fake_store import FakeStore, Fault, KilledError, calm, is_valid, make_snapshot, steps_in
+from google_stand_in import BUCKET, Google, serve_google
 from store_contract import CONTRACT
 
+from slipway.launch.run_directory.bookkeeping import write_ledger
+from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.verdict.ledger import Ledger
 from slipway.protocol.files import MANIFEST, RUN_FILE, newest_step
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
@@ -19,7 +25,7 @@ from slipway.store.claims import SupersededAttemptError, claim, highest_claim
 from slipway.store.copier import Assignment, Copier, CopyService
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
-from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError
+from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError, open_store
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -29,10 +35,23 @@ PACE = Pace(parallel=1, piece=16)  # one request after the other, so that a seed
 SEED = 48
 
 
-@pytest.fixture(params=["folder", "fake"])
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    """A stand-in for Google Cloud Storage, to which the variables lead."""
+    pytest.importorskip("obstore")
+    with serve_google(google := Google()) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield google
+
+
+@pytest.fixture(params=["folder", "fake", "google"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "fake":
         return FakeStore()
+    if request.param == "google":
+        request.getfixturevalue("google")
+        return open_store(parse_store(f"gs://{BUCKET}/jobs"))
     (tmp_path / "store").mkdir()
     return FolderStore(tmp_path / "store")
 
@@ -40,6 +59,51 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 @pytest.mark.parametrize("rule", CONTRACT, ids=lambda rule: rule.__name__)
 def test_every_store_keeps_the_contract(store: ObjectStore, rule) -> None:
     rule(store)
+
+
+def test_google_is_asked_to_create_an_object_only_where_there_is_none(google: Google) -> None:
+    store = open_store(parse_store(f"gs://{BUCKET}/jobs"))
+    assert store.create("run/claims/1", b"mine")
+    assert not store.create("run/claims/1", b"yours")
+    store.write("run/claims/1", b"written over")
+    assert google.conditions == ["0", "0"]
+    assert [*google.objects] == ["jobs/run/claims/1"]
+
+
+def test_another_bucket_or_token_of_google_is_refused(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreRefusedError, match="NoSuchBucket"):
+        open_store(parse_store("gs://other")).list_objects("run/")
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "another")
+    for ask in (lambda store: store.list_objects("run/"), lambda store: store.create("run/a", b"")):
+        with pytest.raises(StoreRefusedError, match=r"401|privileges|credentials"):
+            ask(open_store(parse_store(f"gs://{BUCKET}")))
+
+
+@pytest.mark.parametrize(
+    ("address", "variables", "says"),
+    [
+        ("az://test", {}, "Account must be specified"),
+        ("az://test", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64"}, "Invalid Access Key"),
+        ("az://test", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ENDPOINT": "localhost"}, "AZURE_STORAGE_ENDPOINT=localhost has"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "localhost:9000"}, "AWS_ENDPOINT_URL=localhost:9000 has to begin with http://"),
+        ("gs://test", {"GOOGLE_BASE_URL": "ftp://localhost"}, "has to begin with http://"),
+        ("s3://test", {"AWS_CA_BUNDLE": "/nowhere.pem"}, "No such file"),
+        ("s3://test", {"AWS_ACCESS_KEY_ID": "a"}, "Missing SecretAccessKey|SecretAccessKey"),
+        ("gs://test", {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}, "nowhere"),
+        ("gs://test", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{"}, "service account|credential|EOF"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, address: str, variables: dict[str, str], says: str
+) -> None:
+    pytest.importorskip("obstore")
+    for name in [*os.environ]:
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreRefusedError, match=says):
+        open_store(parse_store(address))
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
@@ -112,7 +176,7 @@ def test_1000_uploads_that_are_interrupted_leave_nothing_invalid_lose_nothing_va
     tmp_path: Path,
 ) -> None:
     print(f"seed {SEED}")
-    dice, store, attempt, newest, fell = random.Random(SEED), FakeStore(), 1, -1, 0
+    dice, store, attempt, complete, fell = random.Random(SEED), FakeStore(), 1, list[int](), 0
     claim(store, "run", attempt, {"nonce": "1"})
     for step in itertools.count(1):
         if fell == 1000:
@@ -125,16 +189,16 @@ def test_1000_uploads_that_are_interrupted_leave_nothing_invalid_lose_nothing_va
             fell += 1
         calm(store)
         if f"run/attempt-{attempt:08d}/snapshots/step-{step:08d}/{MANIFEST}" in store.objects:
-            newest = step
+            complete.append(step)
         catalog = Catalog(store, "run")
         catalog.look()
         sets = list(catalog.sets())
         assert all(is_valid(store, each[0]) for each in sets)
-        assert next((each[0].place.step for each in sets), -1) == newest
-        if newest == step and dice.random() < 0.3:
+        assert [each[0].place.step for each in sets] == complete[::-1]
+        if complete[-1:] == [step] and dice.random() < 0.3:
             clean(store, "run", attempt, 2, catalog)
-            assert len(steps_in(store)) == min(2, len(sets))
-            assert steps_in(store)[0] == newest
+            complete = complete[-2:]
+            assert steps_in(store) == complete[::-1]
         if dice.random() < 0.1:  # another launcher
             attempt += 1
             claim(store, "run", attempt, {"nonce": str(attempt)})
@@ -294,6 +358,53 @@ def test_what_is_damaged_in_the_store_is_skipped(tmp_path: Path, harm: str) -> N
     assert bool(found.skipped) == (harm == "flip")
 
 
+def test_a_snapshot_that_was_fetched_is_as_old_as_its_copy_and_not_as_the_fetch(tmp_path: Path) -> None:
+    store = FakeStore()
+    began = store.now
+    make_snapshot(tmp_path / "one", 5)
+    store.after = lambda kind, name: setattr(store, "now", store.now + 60)  # each request takes a minute
+    copier(store, tmp_path / "one").tick()
+    found = restore(store, "run", tmp_path / "two", [0])
+    assert (found.newest, found.taken) == (5, began + 60), "the upload began after the claim"
+    times = {path.stat().st_mtime for path in (tmp_path / "two/snapshots/step-00000005").iterdir()}
+    assert times == {began + 60}
+    own = copier(store, tmp_path / "two", attempt=2)
+    own.tick()
+    assert (own.progress.step, own.progress.taken) == (5, began + 60)
+    assert restore(store, "run", tmp_path / "two", [0])[:2] == (None, 0), "it is not fetched again"
+
+
+def test_the_age_of_a_copy_is_known_where_this_disk_does_not_have_the_snapshot(tmp_path: Path) -> None:
+    store = FakeStore()
+    for step in (5, 6):
+        make_snapshot(tmp_path / "one", step)
+    own = copier(store, tmp_path / "one")
+    own.tick()
+    of_disk = own.progress.taken
+    assert of_disk == (tmp_path / "one/snapshots/step-00000006" / MANIFEST).stat().st_mtime
+    claim(store, "run", 2, {"nonce": "2"})
+    upload(store, "run", make_snapshot(tmp_path / "two", 7, attempt=2), Location(2, 7), PACE)
+    own = copier(store, tmp_path / "one", attempt=3)
+    own.tick()
+    assert (own.progress.step, own.progress.taken) == (7, store.now)
+
+
+def test_a_snapshot_that_is_deleted_while_its_age_is_asked_for_is_skipped(tmp_path: Path) -> None:
+    store = FakeStore()
+    for step in (5, 6):
+        make_snapshot(tmp_path / "one", step)
+        copier(store, tmp_path / "one").tick()
+
+    def lose(kind: str, name: str) -> None:
+        if kind == "written" and "step-00000006" in name:
+            store.objects.pop(name, None)
+
+    store.before = lose
+    found = restore(store, "run", tmp_path / "two", [0])
+    assert (found.step, found.newest) == (5, 5)
+    assert "step 6: " in found.skipped[0]
+
+
 def test_the_disk_counts_where_it_has_what_the_store_has_or_more(tmp_path: Path) -> None:
     store = FakeStore()
     make_snapshot(tmp_path / "one", 5)
@@ -422,6 +533,7 @@ def test_what_is_stopped_copies_the_newest_and_gives_up_an_older_one(tmp_path: P
         ("Error performing PUT http://169.254.169.254/latest/api/token in 10s, after 5 retries", StoreRefusedError),
         ("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>", UnreachableError),
         ("HTTP error: error sending request", UnreachableError),
+        ("HTTP error: builder error", StoreRefusedError),
     ],
 )
 def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: type[StoreError]) -> None:
@@ -432,16 +544,42 @@ def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: ty
         raise exceptions.GenericError(f"Generic S3 error: {said}\n\nDebug source:\nGeneric {{}}")
 
 
-def test_the_code_of_an_answer_is_shown_however_long_the_rest_is() -> None:
+def test_the_status_and_the_code_of_an_answer_are_shown_however_long_the_rest_is() -> None:
     exceptions = pytest.importorskip("obstore.exceptions")
     from slipway.store.cloud import as_store_errors
 
     said = f"Generic S3 error: PUT http://host/{'x' * 400} status code: 507: <?xml?><Error><Code>StorageFull</Code></Error>"
     with (
-        pytest.raises(UnreachableError, match=r"^s3://bucket: Generic S3 error: PUT .*… \(StorageFull\)$"),
+        pytest.raises(UnreachableError, match=r"^s3://bucket: Generic S3 error: PUT .*….*: 507 \(StorageFull\)$"),
         as_store_errors("s3://bucket"),
     ):
         raise exceptions.GenericError(said)
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_right_after_a_fetch_the_age_of_the_copy_is_known_though_the_store_answers_no_more(
+    tmp_path: Path, has_disk: bool
+) -> None:
+    (tmp_path / "store").mkdir()
+    store, run = FolderStore(tmp_path / "store"), tmp_path / "run"
+    make_snapshot(tmp_path / "gone", 5)
+    copier(store, tmp_path / "gone").tick()
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (1_795_000_000.0,) * 2)
+    if has_disk:
+        make_snapshot(run, 6)
+    service = CopyService(f"file://{tmp_path}/store", 0.0, 1)
+    service.do_restore({"run": "run", "path": str(run), "ranks": [0]})
+    (tmp_path / "store").rename(tmp_path / "away")
+    (run / RUN_FILE).write_text('{"workload": "gpt", "attempt": 2}')
+    service.do_copy({"run": "run", "attempt": 2, "path": str(run), "node": str(run), "ranks": [0], "keep": 2})
+    service._tick()
+    record = NodeDirectory(run).store
+    assert (record.store, record.step, record.taken) == (f"file://{tmp_path}/store/run", 5, 1_795_000_000.0)
+    assert record.describe(1_795_003_600.0).endswith("is of step 5, 3600 s old")
+    assert "there is no folder" in record.error
+    write_ledger(run, Ledger(until=1_795_003_600.0), store=record)
+    assert json.loads((run / "ledger.json").read_text())["store"] == {"step": 5, "age": 3600.0}
 
 
 def test_after_copies_that_succeeded_at_the_end_no_error_is_reported(tmp_path: Path) -> None:

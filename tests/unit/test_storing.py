@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -54,6 +56,25 @@ def test_a_bucket_without_its_library_ends_with_78_and_the_command_to_type(
     answer = slipway("run", "--store", address, "linear")
     assert answer.code == 78
     assert "pip install 'obstore'" in answer.err.replace('"', "'"), answer.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "variables"),
+    [
+        ("az://container", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64"}),
+        ("s3://bucket", {"AWS_CA_BUNDLE": "nowhere.pem"}),
+        ("gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": "nowhere.json"}),
+    ],
+)
+def test_credentials_that_make_no_sense_end_with_78_and_no_request(
+    slipway: Slipway, address: str, variables: dict[str, str]
+) -> None:
+    pytest.importorskip("obstore")
+    answer = slipway("run", "--store", address, "linear", **variables)
+    assert answer.code == 78, answer.err
+    assert f"{address} cannot be used: {address}: " in answer.err
+    assert "Check the address, the credentials and their rights" in answer.err
     assert not Path("runs").exists()
 
 
@@ -119,14 +140,17 @@ def kept_run(tmp_path: Path, outcome: str = "finished") -> str:
 
 def test_a_run_in_a_store_is_shown_from_any_machine(slipway: Slipway, tmp_path: Path) -> None:
     address = kept_run(tmp_path)
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (1_795_000_000.0,) * 2)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     answer = slipway("status", address, **cache)
     assert answer.code == 0, answer.err
     assert "ended       finished: node 0 (gone): 20 steps" in answer.out
     assert "snapshot    step 20" in answer.out
-    assert address in answer.out
+    assert re.search(rf"the newest snapshot in {address} is of step 20, \d+ s old", answer.out)
     known = json.loads(slipway("status", address, "--json", **cache).out)
     assert (known["snapshot"], known["outcome"]["word"], known["store"]["store"]) == (20, "finished", address)
+    assert known["store"]["taken"] == 1_795_000_000.0, "it is as old as the copy and not as the fetch"
     answer = slipway("report", address, **cache)
     assert answer.code == 0, answer.err
     assert "2.5" in Path("report.html").read_text()

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipway.launch.run_directory.records import StoreRecord
@@ -73,7 +73,11 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
     catalog = Catalog(store, run)
     catalog.look()
     newest = next(catalog.sets(), None)
-    record = StoreRecord(store=address, step=newest[0].place.step if newest else None, fetched=time.time())
+    taken: float | None = None
+    with suppress(MissingObjectError):  # the snapshot has been deleted since it was listed
+        taken = catalog.taken(newest[0]) if newest else None
+    step = newest[0].place.step if newest else None
+    record = StoreRecord(store=address, step=step, taken=taken, fetched=time.time())
     node = node_folder(path, 0)
     make_folder(node)
     write_json(node / STORE_FILE, record._asdict())

@@ -96,6 +96,14 @@ class Catalog:
         whole = step == place.step and STATE in files and all(file.objects for file in files.values())
         return StoredSnapshot(place, attempt, text, files) if whole else None
 
+    def taken(self, stored: StoredSnapshot) -> float:
+        """When the upload of a snapshot began, in Unix seconds by the store's clock.
+
+        The snapshot itself is a little older, but its own time is lost with the disk that it was written to. Raises
+        MissingObjectError where it has been deleted since it was listed.
+        """
+        return self._store.written(stored.files[min(stored.files)].objects[0])  # upload.py sends files sorted by name
+
     def parts(self, stored: StoredSnapshot) -> tuple[int, ...] | None:
         """For each rank of the job the part that it holds; empty where all ranks hold the same, None where nothing says."""
         known = (stored.place, stored.manifest)

@@ -28,7 +28,14 @@ REFUSED = (
     exceptions.InvalidPathError,
     exceptions.UnknownConfigurationKeyError,
 )
-CODE = re.compile(r"<Code>(\w{1,60})</Code>")  # in the answer of a server of S3, Azure or Google
+# Variables with the address of another server than the cloud's own: the first one that is set counts.
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+# In the answer of a server of S3, Azure or Google; what is wrong with its certificate.
+CODE = re.compile(r"<Code>(\w{1,60})</Code>|InvalidCertificate\(\s*(\w{1,60})")
 # Answers for which obstore has no class, or not for every request, and that no later try changes; and the addresses at which a
 # cloud's machine gets its credentials: where they are asked in vain, there are none.
 FINAL = (
@@ -42,6 +49,8 @@ FINAL = (
     "ContainerNotFound",
     "InvalidAccessKeyId",
     "NotImplemented",
+    "InvalidCertificate",
+    "builder error",  # an address that is none
 )
 
 
@@ -62,11 +71,15 @@ def as_store_errors(name: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """The first line of an error, and the code that the store gave it: obstore adds what Rust knows, and the whole answer."""
+    """The first line of an error, and the code that the store gave it: obstore adds what Rust knows, and the whole answer.
+
+    Of a long line the middle is left out, which is an address: the status of the answer is at the end.
+    """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    code = CODE.search(text)
+    code = CODE.search(str(error))
     text = text.partition("<?xml")[0].rstrip(": ")
-    return f"{text[:300]}{'…' if len(text) > 300 else ''}{f' ({code[1]})' if code else ''}"
+    text = f"{text[:180]}…{text[-120:]}" if len(text) > 300 else text
+    return f"{text} ({code[1] or code[2]})" if code else text
 
 
 class CloudStore:
@@ -75,8 +88,10 @@ class CloudStore:
     def __init__(self, address: StoreAddress, environ: Mapping[str, str] = os.environ) -> None:
         """Nothing is asked of the bucket yet. Raises StoreRefusedError for settings that make no sense."""
         self._prefix, self._name = (f"{address.path}/" if address.path else ""), str(address)
-        with as_store_errors(self._name):
+        try:
             self._bucket = open_bucket(address, environ)
+        except (exceptions.BaseError, OSError) as error:  # no request was sent, so a setting is wrong
+            raise StoreRefusedError(f"{self._name}: {_short(error)}") from None
 
     def list_objects(self, prefix: str) -> dict[str, int]:
         """As ObjectStore says."""
@@ -103,6 +118,11 @@ class CloudStore:
                     return {name: _facts(obstore.head(self._bucket, f"{self._prefix}{name}"))}
             chunks = obstore.list(self._bucket, prefix=f"{self._prefix}{name}")
             return {each["path"].removeprefix(self._prefix): _facts(each) for chunk in chunks for each in chunk}
+
+    def written(self, name: str) -> float:
+        """As ObjectStore says."""
+        with as_store_errors(self._name):
+            return float(obstore.head(self._bucket, f"{self._prefix}{name}")["last_modified"].timestamp())
 
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         """As ObjectStore says."""
@@ -145,22 +165,31 @@ def _facts(meta: Mapping[str, Any]) -> ObjectFacts:
 
 
 def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:
-    """The bucket as obstore knows it. Raises what obstore raises."""
+    """The bucket as obstore knows it. Raises what obstore raises, OSError, and StoreRefusedError for an endpoint that is none."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
     client: dict[str, Any] = {"connect_timeout": CONNECT, "timeout": REQUEST}
     if bundle := environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE"):
         client["root_certificate"] = Path(bundle).read_bytes()
-    endpoint = (
-        environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or environ.get("AWS_ENDPOINT") or ""
-    )
+    endpoint = read_endpoint(address.scheme, environ)
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
     more: dict[str, Any] = {"client_options": client, "retry_config": RETRIES}
     if address.scheme == "gs":
         return GCSStore(address.bucket, **more)
     if address.scheme == "az":
         return AzureStore(address.bucket, **more)
     if endpoint:
-        client["allow_http"] = endpoint.startswith("http://")
         more["endpoint"] = endpoint
         more["region"] = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return S3Store(address.bucket, **more)
+
+
+def read_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+    """The address of another server than the cloud's own, empty without one. Raises StoreRefusedError where it is no address."""
+    for name in ENDPOINTS[scheme]:
+        if endpoint := environ.get(name):
+            if not endpoint.startswith(("http://", "https://")):
+                raise StoreRefusedError(f"{name}={endpoint} has to begin with http:// or https://")
+            return endpoint
+    return ""

@@ -230,10 +230,12 @@ class Copier:
         newest = next(self.catalog.sets(), None)
         if newest is None:
             return
-        self.progress.step = newest[0].place.step
         local = dict(self._local(newest[0].place.part))
-        with suppress(KeyError, OSError):  # its time is that of the file, where it is still there
-            self.progress.taken = (local[newest[0].version] / MANIFEST).stat().st_mtime
+        try:
+            taken = (local[newest[0].version] / MANIFEST).stat().st_mtime
+        except (KeyError, OSError):  # it is no longer on this disk, or never was
+            taken = self.catalog.taken(newest[0])
+        self.progress.step, self.progress.taken = newest[0].place.step, taken
 
     @property
     def _parts(self) -> list[int]:
@@ -288,6 +290,7 @@ class CopyService:
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._finishing = threading.Event()
         self._copier: Copier | None = None
+        self._found: dict[str, CopyProgress] = {}  # by run: what a store was seen to have before anything was copied
         self._failures = 0
 
     def run(self) -> None:
@@ -388,7 +391,9 @@ class CopyService:
     def do_restore(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fetch what these ranks need of the newest snapshot of a run."""
         run, path, ranks = request["run"], Path(request["path"]), request["ranks"]
-        return dict(restore(self.store, run, path, ranks, self._pace.parallel)._asdict())
+        found = restore(self.store, run, path, ranks, self._pace.parallel)
+        self._found[run] = CopyProgress(step=found.newest, taken=found.taken)
+        return dict(found._asdict())
 
     def do_copy(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Copy from now on what an attempt writes. What was on its way has been copied by now."""
@@ -396,9 +401,10 @@ class CopyService:
         paths = Path(request["path"]), Path(request["node"])
         to = Assignment(request["run"], request["attempt"], *paths, ranks, request["keep"])
         before = self._copier
-        same = before is not None and before.to.run == to.run
-        progress = dataclasses.replace(before.progress, attempt=to.attempt) if before and same else CopyProgress()
-        progress.store, progress.attempt = f"{self._address}/{to.run}", to.attempt
+        if before and before.to.run == to.run:
+            self._found[to.run] = before.progress
+        known = self._found.get(to.run, CopyProgress())
+        progress = dataclasses.replace(known, store=f"{self._address}/{to.run}", attempt=to.attempt)
         self._copier = Copier(self.store, to, self._pace, self._nonce, self._finishing.is_set, progress)
         self._copier.tell()
         return {}

@@ -31,13 +31,14 @@ def download(
     store: ObjectStore,
     stored: StoredSnapshot,
     run: Path,
+    taken: float,
     parallel: int = 4,
     note: Callable[[int], None] = lambda size: None,
 ) -> Path:
     """Fetch a snapshot into a run directory. Returns its path there.
 
-    `note` is called with the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was
-    deleted meanwhile.
+    Its files get the time when the snapshot was `taken` (Unix seconds), by which readers know how old it is. `note` is called
+    with the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was deleted meanwhile.
     """
     folder = snapshots_folder(run, stored.place.part)
     make_folder(run / SNAPSHOTS)
@@ -52,6 +53,8 @@ def download(
             for name, file in stored.files.items():
                 _fetch_file(store, file.objects, held / temporary.name / name, (file.size, file.sha256), parallel, note)
             write_file(held / temporary.name / MANIFEST, [stored.manifest])
+            for name in (*stored.files, MANIFEST):
+                os.utime(held / temporary.name / name, (taken, taken))
             sync_folder(held / temporary.name)
             if final.exists():  # damaged, or of another attempt: the next save removes it
                 final.rename(folder / f".{final.name}.replaced")

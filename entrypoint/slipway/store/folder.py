@@ -75,6 +75,11 @@ class FolderStore:
                         raise StoreRefusedError(f"{inner} is neither a file nor a folder")
         return found
 
+    def written(self, name: str) -> float:
+        """As ObjectStore says."""
+        with as_store_errors():
+            return (self._root / name).stat().st_mtime
+
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         """As ObjectStore says."""
         with as_store_errors(), (self._root / name).open("rb", buffering=0) as file:

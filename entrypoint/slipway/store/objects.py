@@ -1,4 +1,6 @@
-"""What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock, no clock."""
+"""What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock. Its clock is
+only shown to people.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,9 @@ class ObjectStore(Protocol):
 
     def read(self, name: str) -> bytes:
         """The content of an object. Raises MissingObjectError."""
+
+    def written(self, name: str) -> float:
+        """When an object was written, in Unix seconds by the store's clock. Raises MissingObjectError."""
 
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end` of the object that `find` found. Raises MissingObjectError where another one has

@@ -14,11 +14,15 @@ from slipway.store.upload import verify
 
 
 class Restored(NamedTuple):
-    """What was fetched: the step, bytes, and why newer snapshots in the store were skipped."""
+    """What was fetched: the step, bytes, and why newer snapshots in the store were skipped. `newest` is the step of the newest
+    one there that can be used, whether it was fetched or not, and `taken` says when that was (Unix seconds).
+    """
 
     step: int | None = None
     size: int = 0
     skipped: tuple[str, ...] = ()
+    newest: int | None = None
+    taken: float | None = None
 
 
 def find_local(run: Path, part: int, at_least: Version) -> Version | None:
@@ -51,15 +55,16 @@ def restore(
     skipped: list[str] = []
     for stored in catalog.sets():
         try:
+            taken = catalog.taken(stored[0])
             wanted = _wanted(catalog, stored, ranks)
             lacking = [each for each in wanted if find_local(path, each.place.part, each.version) is None]
             for each in lacking:
-                download(store, each, path, parallel, note)
+                download(store, each, path, taken, parallel, note)
         except (CorruptError, MissingObjectError) as error:
             skipped.append(f"step {stored[0].place.step}: {error}")
             continue
-        size = sum(each.size for each in lacking)
-        return Restored(stored[0].place.step if lacking else None, size, tuple(skipped))
+        size, step = sum(each.size for each in lacking), stored[0].place.step
+        return Restored(step if lacking else None, size, tuple(skipped), step, taken)
     return Restored(skipped=tuple(skipped))
 
 
