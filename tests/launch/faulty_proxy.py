@@ -1,4 +1,4 @@
-"""A proxy in front of a server of S3 that fails as stores do: it answers itself, loses answers, cuts them short, and is slow."""
+"""A proxy in front of a server of objects that fails as stores do: it answers itself, loses answers, cuts them short, and is slow."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class FaultyProxy:
             return
         before = self._lists.get(target)
         answer = await self._ask(head, body)
-        if "list-type" in target:
+        if "list-type=" in target or "comp=list" in target:  # of S3, of Azure
             self._lists[target] = answer
         if fault and fault.way == Way.RESET_AFTER:
             _reset(writer)
