@@ -68,6 +68,7 @@ class Client:
             terms.endpoint,
         )  # the node rank of the launcher that leads, and where it was found
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
+        self._lost = False  # whether that one was, or left, at the end of the last attempt
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
         self._thawed: float | None = None  # since when this launcher runs again, until a leader is heard
         self._began = self._patient = (
@@ -106,9 +107,10 @@ class Client:
         ]
         if not endpoints:
             return await self._seek(card, ring, endpoints)
-        moved = self.endpoint != self._terms.endpoint  # then it comes first
+        # The launcher that led last comes first, and is asked alone for a while unless it is lost.
+        moved = self.endpoint != self._terms.endpoint
         asked = [
-            self._ask(endpoint, card, ring, NEXT_SECONDS * (number - moved))
+            self._ask(endpoint, card, ring, NEXT_SECONDS * (number - (moved and self._lost)))
             for number, endpoint in enumerate(endpoints)
         ]
         searches = [self._seek(card, ring, endpoints), *asked]
@@ -162,7 +164,7 @@ class Client:
         self._turn += kind in ASTRAY
         if kind in LOST and not self._astray.is_set():
             self._astray.set()
-            if self._successors:
+            if self._successors and (self._lost or self.endpoint == self._terms.endpoint):
                 one, terms = self._successors[0], self._terms
                 terms.say(
                     f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
@@ -348,10 +350,12 @@ class Client:
 
     async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
         """Until the next rendezvous: note what happens elsewhere, node 0's verdict, and its loss."""
+        self._lost = False
         while True:
             try:
                 message = await link.receive(welcome.heartbeat)
             except (OSError, MalformedError) as error:
+                self._lost = self._lost or not self._ending.done()
                 silence = welcome.heartbeat if isinstance(error, SilentError) else 0.0
                 self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host, silence)
                 if not self._ending.done():
@@ -361,6 +365,7 @@ class Client:
                 return
             self._hear(welcome, STALE_SECONDS)
             if isinstance(message, Ending):
+                self._lost = self.leader in message.leaving
                 self._ending.set_result(message)
             elif isinstance(message, wire.Successor):
                 known = [] if message.first else self._successors[: SUCCESSORS - 1]
