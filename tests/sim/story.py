@@ -554,9 +554,9 @@ def draw_headed(dice: random.Random) -> Order:
     return dataclasses.replace(order, nodes=nodes, least=nodes)
 
 
-async def train_with_spares(world: World) -> Job:
+async def train_with_spares(world: World, order: Order | None = None) -> Job:
     """A job of which all nodes train, and all spare nodes wait."""
-    job = Job(world, draw_headed(world.dice))
+    job = Job(world, order or draw_headed(world.dice))
     await job.start_all()
     there = job.current.values()
     while not (any(one.team and one.team.moved for one in there) and all(map(world.rules.newest, there))):
@@ -584,6 +584,22 @@ async def headless(world: World) -> list[Job]:
             await asyncio.wait([asyncio.ensure_future(world.message(dice.choice(MOMENTS), job.order.name))], timeout=20)
         await lose_for_good(job, dice.choice([*job.current]))
     await continues(job, 120)
+    return [job]
+
+
+async def succeeded(world: World) -> list[Job]:
+    """A spare node leads in the place of node 0, and another node is killed, perhaps that one: the next attempt begins before any
+    launcher would give up leading.
+    """
+    order = dataclasses.replace(draw_headed(world.dice), nodes=3, least=3, spares=2, steps=150)
+    job = await train_with_spares(world, order)
+    await lose_for_good(job, 0)
+    await continues(job, 60)
+    await asyncio.sleep(world.dice.uniform(3, 8))
+    launcher = job.current.pop(world.dice.choice([*job.current]))
+    world.rules.harmed(launcher, "killed for good", until=0.1)
+    launcher.process.kill()
+    await continues(job, 9)
     return [job]
 
 
@@ -631,13 +647,18 @@ async def deposed(world: World) -> list[Job]:
 
 
 async def parted(world: World) -> list[Job]:
-    """The network falls into two parts for a while: the larger one continues if it has enough launchers, and never both."""
+    """The network falls into two parts for a while: the larger one continues if it has enough launchers, and never both. Or node 0 is
+    cut off from some launchers only.
+    """
     dice, job = world.dice, await train_with_spares(world)
     if any(one.done for one in job.current.values()):
         return [job]
     ranks = dice.sample([*job.current], len(job.current))
     size = dice.randrange(1, len(ranks))
-    near, far = ([job.current[rank].address for rank in part] for part in (ranks[:size], ranks[size:]))
+    parts = ranks[:size], ranks[size:]
+    if dice.random() < 0.3:
+        parts = [0], [rank for rank in parts[1] if rank]
+    near, far = ([job.current[rank].address for rank in part] for part in parts)
     for launcher in job.current.values():
         world.rules.harmed(launcher, "cut off from others", until=0.1)
     world.part(near, far)
@@ -696,7 +717,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken,
+    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded,
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ PAUSES = (0.05, 0.7, 3.0)
 QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
 MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
+RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again before a spare node is asked to lead
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the seat of so silent a launcher to another one
 STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
@@ -139,11 +140,13 @@ class Client:
                 await self._bear(error, card)
 
     async def _ask(self, endpoint: Endpoint, card: Card, ring: Ring, pause: float) -> Found:
-        """Be welcomed at another place: by the launcher that led last or, some time after node 0 cannot be reached any more, by
+        """Be welcomed at another place: by the launcher that led last or, once node 0 cannot be reached or that one is lost, by
         one that leads in its place.
         """
         if endpoint != self.endpoint:
-            await self._astray.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETURN_SECONDS if self._lost else None):
+                    await self._astray.wait()
             await asyncio.sleep(pause)
         while True:
             try:

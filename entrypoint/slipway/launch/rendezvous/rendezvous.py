@@ -247,6 +247,7 @@ class Rendezvous:
             if self._socket:
                 self._lead()
             go = await self._client.join(card)
+            self._server.answer()
         finally:
             self._joining = None
         if self._coordinating and not self._client.leads:

@@ -214,6 +214,10 @@ class Server:
         await self.until(lambda: len(self.asking(nonce)) >= terms.launchers - 1, loop.time() + TOGETHER_SECONDS)
         self.stayed = frozenset(self.asking(nonce))
 
+    def answer(self) -> None:
+        """An attempt begins: whoever asked this launcher to lead before has found one that does."""
+        self._asking.clear()
+
     def scatter(self) -> None:
         """Lead nobody any more: all launchers look for another one."""
         links, self.state.links, self.state.roster = self.state.links, {}, None
