@@ -1,12 +1,14 @@
-"""What a training pays for snapshots in memory, and for comparing replicas and ranks, while nothing fails.
+"""What a training pays for snapshots in memory, for comparing replicas and ranks, and for replays, while nothing fails.
 
-    .venv/bench/bin/python bench/overhead.py [--rounds 8] [--gpu]
+    .venv/bench/bin/python bench/overhead.py [--rounds 8] [--gpu] [--only replays]
 
 Each round is a job in which both are switched on and off every dozen steps (switched/sitecustomize.py): a machine's speed differs
 by more from job to job, and from minute to minute, than what is measured here. All ways that follow each other once make one
-comparison; a round's ratio is the mean of them all, the seconds of a step without a part over those with it. The metrics page is
-on and read every 15 s. On CPUs the model is tiny and has two ranks; with a GPU it is of the size of GPT-2 and alone on it, and,
-for what ranks compare, a small one of two ranks that share it, over gloo.
+comparison; a round's ratio is the mean of them all, the seconds of a step without a part over those with it. Replays come every
+OFTEN steps; their ratio is then computed for the interval that the training chose. The metrics page is on and read every 15 s.
+
+On CPUs the model is tiny and has two ranks; with a GPU it is of the size of GPT-2 and alone on it, and, for what ranks compare, a
+small one of two ranks that share it, over gloo.
 """
 
 import itertools
@@ -25,10 +27,10 @@ from pathlib import Path
 
 from report import Report, options_parser, read_options
 from sides import Spread
-from switched.sitecustomize import MEMORY, WATCHING
+from switched.sitecustomize import MEMORY, OFTEN, REPLAYS, WATCHING
 
 PERIOD = 15.0  # s between two looks at the metrics page
-LIMIT = 0.99
+LIMITS = {MEMORY: 0.99, WATCHING: 0.99, REPLAYS: 0.995}
 BOTH = (MEMORY, WATCHING)
 ALL = ("--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--eval-samples", "16", "--log-every", "1000")
 
@@ -36,8 +38,11 @@ ALL = ("--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--eval
 Switched = list[tuple[list[str], float]]  # what was on, and the seconds of a step
 
 
-def train(words: Sequence[str], parts: Sequence[str], steps: int, hide_gpus: bool) -> Switched:
-    """A job of so many steps, whose `parts` are switched on and off. Raises RuntimeError with its lines where it fails."""
+def train(words: Sequence[str], parts: Sequence[str], steps: int, hide_gpus: bool) -> tuple[Switched, int]:
+    """A job of so many steps, whose `parts` are switched on and off, and the interval of replays that it chose.
+
+    Raises RuntimeError with its lines where it fails.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     with tempfile.TemporaryDirectory() as name:
@@ -56,7 +61,8 @@ def train(words: Sequence[str], parts: Sequence[str], steps: int, hide_gpus: boo
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PERIOD).read()
         if job.returncode or not file.exists():
             raise RuntimeError(output.read_text(errors="replace"))
-        return [(on, seconds) for on, seconds in json.loads(file.read_text())]
+        found = json.loads(file.read_text())
+        return [(on, seconds) for on, seconds in found["switched"]], found["interval"]
 
 
 def with_paths(told: dict[str, str]) -> dict[str, str]:
@@ -77,16 +83,26 @@ def compare(switched: Switched, part: str, ways: int) -> list[float]:
     return ratios
 
 
+def dilute(ratio: float, interval: int) -> float:
+    """The ratio where replays come every `interval` steps, by that where they come every OFTEN."""
+    return 1 / (1 + (1 / ratio - 1) * OFTEN / interval)
+
+
 def main() -> int:
     """Print the table; 1 where a target is missed for no known reason."""
     parser = options_parser(__doc__)
     parser.add_argument("--gpu", action="store_true", help="on a GPU")
     parser.add_argument("--steps", type=int, default=1500, help="of each job (1500)")
+    parser.add_argument("--only", default="", help="only trainings with this in their names")
     options = read_options(parser)
     about = "One training, parts of which are switched on and off every dozen steps."
     report = Report("What watching over a job costs", about, options)
     steps = 240 if options.smoke else options.steps
-    sides = {"gpt --preset tiny, two ranks on CPUs": (("--preset", "tiny", "--nproc-per-node", "2"), BOTH)}
+    tiny, replays = ("--preset", "tiny", "--nproc-per-node", "2"), ("--replay-every", "auto")
+    sides = {
+        "gpt --preset tiny, two ranks on CPUs": (tiny, BOTH),
+        "gpt --preset tiny with replays, two ranks on CPUs": ((*tiny, *replays), (REPLAYS,)),
+    }
     if options.gpu:
         size = ("--batch-size", "16", "--accumulate", "1", "--no-compile")
         sides = {
@@ -94,16 +110,29 @@ def main() -> int:
             "gpt --preset small, two ranks that share a GPU": (
                 ("--preset", "small", *size, "--nproc-per-node", "2", "--oversubscribe"), BOTH,
             ),
+            "gpt --preset small with replays, two ranks that share a GPU": (
+                ("--preset", "small", *size, "--nproc-per-node", "2", "--oversubscribe", *replays), (REPLAYS,),
+            ),
         }  # fmt: skip
     for side, (words, parts) in sides.items():
-        found = [train(words, parts, steps, not options.gpu) for _ in range(options.rounds)]
+        if options.only not in side:
+            continue
+        found, intervals = zip(
+            *(train(words, parts, steps, not options.gpu) for _ in range(options.rounds)), strict=True
+        )
         pace = statistics.median(seconds for _, seconds in itertools.chain(*found))
         report.note(f"{side}: {1e3 * pace:.1f} ms a step")
         for part in parts:
             rounds = [compare(switched, part, 2 ** len(parts)) for switched in found]
+            if part == REPLAYS:
+                rounds = [
+                    [dilute(ratio, chosen) for ratio in ratios]
+                    for ratios, chosen in zip(rounds, intervals, strict=True)
+                ]
+                report.note(f"Replays: one every {' or '.join(map(str, sorted(set(intervals))))} steps.")
             every = [*itertools.chain(*rounds)]
             what = f"{side}, without {part}"
-            report.target(what, Spread.of([statistics.mean(ratios) for ratios in rounds]), LIMIT, "of a step")
+            report.target(what, Spread.of([statistics.mean(ratios) for ratios in rounds]), LIMITS[part], "of a step")
             error = statistics.stdev(every) / len(every) ** 0.5
             report.note(
                 f"Without {part}: {len(every)} comparisons, mean {statistics.mean(every):.4f} ± {error:.4f} (standard error)."

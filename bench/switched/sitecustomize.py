@@ -2,7 +2,9 @@
 
 Some dozen steps go with PARTS (names, each in a line) switched on or off, then the next dozen in another way; all ways come
 once, in an order by chance, before any comes again. Rank 0 writes the file SWITCHED at the end: of each dozen the names of what
-was on, and the seconds that a step took. Lengths differ, or what happens every so many steps would always come in the same way.
+was on, and the seconds that a step took; and the interval of replays that the training chose. Where they are on, one comes every
+OFTEN steps instead, since a dozen steps would seldom have one. Lengths differ, or what happens every so many steps would always
+come in the same way.
 """
 
 import atexit
@@ -17,7 +19,8 @@ from typing import Any
 
 SHORTEST, LONGEST = 9, 15  # steps that go one way
 WARM = 80  # steps before the first: intervals are chosen, compilers have done their work
-MEMORY, WATCHING = "snapshots in memory", "comparing replicas and ranks"
+MEMORY, WATCHING, REPLAYS = "snapshots in memory", "comparing replicas and ranks", "replaying micro-batches"
+OFTEN = 10  # steps between two replays
 
 Switch = Callable[[], None]
 
@@ -29,11 +32,13 @@ class Switches:
         """`keep_in_memory`: the loop's own, after each step."""
         self._keep = keep_in_memory
         self._chance = random.Random(0)  # the same on all ranks
-        self._ways = self._draw(os.environ["PARTS"].splitlines())
-        self._on, self._length = frozenset({MEMORY, WATCHING}), WARM
+        self._parts = os.environ["PARTS"].splitlines()
+        self._ways = self._draw(self._parts)
+        self._on, self._length = frozenset({MEMORY, WATCHING, *self._parts}), WARM
         self._steps, self._begun = 0, 0.0
         self._put_back: Switch = lambda: None
         self.found: list[tuple[list[str], float]] = []
+        self.interval = 0  # steps between two replays, as the training chose
 
     def _draw(self, parts: list[str]) -> Iterator[frozenset[str]]:
         ways = [
@@ -57,15 +62,19 @@ class Switches:
         now = time.perf_counter()
         if self._length != WARM:
             self.found.append((sorted(self._on), (now - self._begun) / self._length))
+        else:
+            self.interval = training.replays._every
         self._put_back()
         self._on, self._length, self._steps = next(self._ways), self._chance.randint(SHORTEST, LONGEST), 0
         self._put_back = (lambda: None) if WATCHING in self._on else leave_out_watching(training)
+        if REPLAYS in self._parts:
+            training.replays._every = OFTEN if REPLAYS in self._on else 0
         self._begun = time.perf_counter()
 
     def write(self) -> None:
         """At the end."""
         if os.environ["RANK"] == "0":
-            Path(os.environ["SWITCHED"]).write_text(json.dumps(self.found))
+            Path(os.environ["SWITCHED"]).write_text(json.dumps({"switched": self.found, "interval": self.interval}))
 
 
 def leave_out_watching(training: Any) -> Switch:

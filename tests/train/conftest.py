@@ -31,6 +31,7 @@ TAKE_SECONDS = {
     "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
     "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
     "test_a_stop_ends_all_ranks_at_one_step_with_a_checkpoint",
+    "test_a_training_without_a_fault_raises_no_alarm",
     "test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one",
     "test_it_trains_under_every_launcher",
     "test_of_two_processes_one_fetches",

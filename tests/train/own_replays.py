@@ -85,20 +85,32 @@ FORMS: dict[str, tuple[Callable[[nn.Module], Loss], dict[str, bool], int]] = {
 }
 
 
-def train(form: str, every: int, watch: Callable[[ResumableRun], object]) -> nn.Module:
-    """Four epochs of six batches; the model."""
+BATCHES = 6  # in an epoch
+
+
+def train(
+    form: str,
+    every: int | str,
+    watch: Callable[[ResumableRun], object],
+    epochs: int = 4,
+    save_every: int = 5,
+    compiled: bool = False,
+) -> nn.Module:
+    """Train for some epochs; the model."""
     make, options, accumulate = FORMS[form]
     model = Branches()
+    if compiled:
+        model.compile()
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    data = Numbers(24 * dist.get_world_size(), augmented=True)
+    data = Numbers(4 * BATCHES * dist.get_world_size(), augmented=True)
     loader = DataLoader(data, 4, sampler=DistributedSampler(data, seed=5))
-    run = slipway.resume(model=ddp, optimizer=optimizer, save_every=5, memory_every=1)
+    run = slipway.resume(model=ddp, optimizer=optimizer, save_every=save_every, memory_every=1)
     watch(run)
     replayed, loss_of = make(ddp), plain(ddp)
     example = {"x": torch.ones(4, 3), "y": torch.ones(4, 1)}
     run.warm_up(lambda: loss_of(example, 0))
-    for epoch in run.epochs(4):
+    for epoch in run.epochs(epochs):
         branch = 0 if options.get("static_graph") else epoch % 2
         for number, (_, x, y) in enumerate(run.batches(loader)):
             with torch.autocast("cpu", torch.bfloat16, enabled=form == "half"):

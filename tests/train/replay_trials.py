@@ -1,36 +1,42 @@
-"""Ranks as threads that replay micro-batches, and faults in the arithmetic of one of them.
+"""Faults in the arithmetic of one rank, and trainings without a fault: what replays find, and how often they are mistaken.
 
-    PYTHONPATH=tests/train .venv/bin/python tests/train/replay_trials.py --faults 400 --curve 100 --clean 2000 --seed 1
+    PYTHONPATH=tests/train:tests .venv/bin/python tests/train/replay_trials.py --faults 80 --clean 20000 --seed 61 --add-to FILE
 
-prints how many faults were found, how soon those are that come and go (`--curve`), and how many of the ranks that were named are the
-right ones. A fault changes what operations of torch return in one thread, forward and backward, as a processor would that computes
-wrongly.
+A fault (`--faults`, `--alone`, `--curve`) changes what operations of torch return in one of several threads, forward and backward,
+as a processor would that computes wrongly. Trainings (`--clean`) are real jobs (clean_steps.py). The seed chooses everything, also
+which of the programs are trained: five seeds in a row train each of them. With `--add-to` the counts are added to those of the file,
+and all of them are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
+import clean_steps
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipway.options.common import AUTO
 from slipway.train.models.cnn import small
 from slipway.train.models.gpt import Gpt, GptConfig
-from slipway.train.observe import replay
-from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError
+from slipway.train.observe.replay import Replays, Unsolved, WrongArithmetic, WrongArithmeticError
+from slipway.train.own.replaying import compute_apart
 
 CPU = torch.device("cpu")
 ALONE = threading.RLock()  # random generators belong to the process: one rank at a time computes
@@ -82,7 +88,15 @@ class ThreadContext:
 
 
 class ThreadReplays(Replays):
-    """Replays in a thread."""
+    """Replays in a thread. `solving`: in which problems with known answers are computed; None: they are all right."""
+
+    solving: Callable[[], AbstractContextManager[object]] | None = None
+
+    def _solve(self, ranks: Collection[int], seeds: Iterable[int]) -> Unsolved:
+        if self.solving is None:
+            return Unsolved()
+        with self.solving():
+            return super()._solve(ranks, seeds)
 
     def _sign(self, *given: Any) -> torch.Tensor:
         with ALONE:
@@ -100,6 +114,7 @@ class Program:
     batch: Callable[[], Tensors]
     loss: Callable[[nn.Module, Tensors], torch.Tensor]
     precision: torch.dtype = torch.float32
+    own: bool = False  # computed as in an own loop, with DistributedDataParallel where there is a process group
 
 
 def gpt_loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
@@ -121,7 +136,7 @@ PROGRAMS = {
         gpt_loss,
     ),
     "vision": Program(lambda: small(4), lambda: (torch.randn(4, 3, 16, 16), torch.randint(4, (4,))), class_loss),
-    "plain": Program(plain, lambda: (torch.randn(6, 12), torch.randint(5, (6,))), class_loss),
+    "plain": Program(plain, lambda: (torch.randn(6, 12), torch.randint(5, (6,))), class_loss, own=True),
     "gpt in bf16": Program(
         lambda: Gpt(GptConfig(layers=1, heads=2, embed=16, context=8, vocab_size=32, dropout=0.1)),
         lambda: (torch.randint(32, (2, 8)), torch.randint(32, (2, 8))),
@@ -133,6 +148,7 @@ PROGRAMS = {
 PRODUCTS = ("mm.", "addmm.", "bmm.", "convolution.", "convolution_backward.", "linear_backward.")
 FIRST = 1  # replays before a fault shows
 KINDS = ("wrong bit", "stuck lane", "scaled gradient", "certain inputs")
+INTERMITTENT = "intermittent"
 
 
 @dataclass
@@ -205,12 +221,16 @@ class Spoiled(TorchDispatchMode):
 
 def compute(program: Program, model: nn.Module, fault: Fault | None, batch: Tensors) -> Any:
     """What a rank computes alone."""
-    with torch.autocast("cpu", program.precision, enabled=program.precision != torch.float32):
-        loss = program.loss(model, batch)
-    gradients = [*torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)]
+    parameters = [*model.parameters()]
+    if program.own:
+        loss, gradients = compute_apart(lambda *parts: program.loss(model, parts), batch, parameters)
+    else:
+        with torch.autocast("cpu", program.precision, enabled=program.precision != torch.float32):
+            loss = program.loss(model, batch)
+        gradients = [*torch.autograd.grad(loss, parameters, allow_unused=True)]
     if fault and fault.kind == "scaled gradient" and fault.active:
         place = fault.number % len(gradients)
-        gradients[place] = gradients[place] * 1.001
+        gradients[place] = gradients[place] * 1.001  # type: ignore[operator]
     return loss.detach(), gradients
 
 
@@ -231,10 +251,11 @@ def run_ranks(
     wrong: int = -1,
     fault: Fault | None = None,
     kinds: Sequence[int] = (),
+    solve: bool = False,
 ) -> Outcome:
     """One replay without the `fault`, then so many with it on rank `wrong`; ends with the first that is found.
 
-    `kinds`: of the ranks' processors.
+    `kinds`: of the ranks' processors. `solve`: whether the fault also shows in problems with known answers.
     """
     program, exchange = PROGRAMS[name], Exchange(ranks)
     torch.manual_seed(seed)
@@ -243,22 +264,30 @@ def run_ranks(
     def be(rank: int) -> None:
         context = ThreadContext(exchange, rank, ranks)
         own = copy.deepcopy(model)
+        with ALONE:
+            trained = DistributedDataParallel(own) if program.own and dist.is_initialized() else own
         mine = fault if rank == wrong else None
         spoil = Spoiled(mine) if mine else nullcontext()
         dialect = Spoiled(Dialect(kinds[rank])) if kinds else nullcontext()
 
         def work(batch: Tensors) -> Any:
-            with dialect:
-                if mine is None or not started.is_set():
-                    return compute(program, own, None, batch)
-                mine.begin()
-                with spoil:
-                    return compute(program, own, mine, batch)
+            with dialect, spoiled() as shown:
+                return compute(program, trained, shown, batch)
+
+        @contextmanager
+        def spoiled() -> Iterator[Fault | None]:
+            if mine is None or not started.is_set():
+                yield None
+                return
+            mine.begin()
+            with spoil:
+                yield mine
 
         started = threading.Event()
         if not FIRST:
             started.set()
         replay_of = ThreadReplays(context, own, work, 1, kinds)  # type: ignore[arg-type]
+        replay_of.solving = spoiled if solve else None
         outcome = outcomes[rank]
         try:
             for step in range(1, replays + 1 + FIRST):
@@ -281,51 +310,86 @@ def run_ranks(
         outcome.said = tuple(context.said)
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
-    with patch.object(replay, "KNOWN_SEEDS", 0):  # known answers would be right: faults show in replays alone
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return outcomes[0]
 
 
 def main() -> None:
-    """Try faults and clean replays, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, count in (("faults", 400), ("curve", 100), ("clean", 2000), ("seed", 1)):
-        parser.add_argument(f"--{name}", type=int, default=count)
+    """Try faults and trainings, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, what in (
+        ("faults", "faults that are tried"),
+        ("alone", "faults of a rank that has no other of its kind"),
+        ("curve", "faults for each point of the curve of those that come and go"),
+        ("clean", "steps without a fault"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=0, help=what)
+    parser.add_argument("--every", default=AUTO, help="steps between two replays of `--clean` (auto)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--add-to", type=Path, help="a file with the counts of several calls")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dice = random.Random(options.seed)
-    print(f"seed {options.seed}")
-    try_faults(options.faults, dice)
+    print(f"seed {options.seed}", flush=True)
+    counts = try_faults(options.faults, options.seed, dice) + try_faults(options.alone, options.seed, dice, alone=True)
     try_curve(options.curve, dice)
-    try_clean(options.clean, dice)
+    counts += try_clean(options.clean, options.seed, options.every)
+    report(counts)
+    if options.add_to:
+        with options.add_to.open("a+") as file:
+            file.write(json.dumps(counts) + "\n")
+            file.seek(0)
+            parts = [Counter[str](json.loads(line)) for line in file]
+        print(f"\nall {len(parts)} parts in {options.add_to}:")
+        report(sum(parts, Counter[str]()))
+    dist.destroy_process_group()
 
 
-def try_faults(count: int, dice: random.Random) -> None:
-    """Print how many faults of each kind were found, and those that were not."""
-    tried, found, named = Counter[str](), Counter[str](), Counter[str]()
-    for number in range(count):
+def report(counts: Counter[str]) -> None:
+    """Print what was counted."""
+    for group in ("", "alone of its kind, "):
+        for kind in (*KINDS, INTERMITTENT):
+            if tried := counts[f"{group}{kind}: tried"]:
+                print(f"{group}{kind}: {counts[f'{group}{kind}: found']} of {tried} found within two rotations")
+        if any_named := counts[f"{group}named"]:
+            print(f"{group}right rank named: {counts[f'{group}right']} of {any_named}")
+    if counts["steps"]:
+        print(
+            f"{counts['steps']:,} steps without a fault, {counts['replays']:,} replays, {counts['alarms']} alarms",
+            flush=True,
+        )
+
+
+def try_faults(count: int, seed: int, dice: random.Random, alone: bool = False) -> Counter[str]:
+    """Return how many faults of each kind there were, and were found, and print those that were not.
+
+    `alone`: of ranks that have no other of their kind, which compute problems with known answers, too; otherwise only the replays
+    are tested, and nobody is named in a pair.
+    """
+    counts, group = Counter[str](), "alone of its kind, " if alone else ""
+    for number in range(seed * count, seed * count + count):  # so that several seeds go on with each other
         name, ranks = [*PROGRAMS][number % len(PROGRAMS)], 2 + number // 4 % 3
-        kind = (*KINDS, "intermittent")[number // 12 % 5]
-        wrong, intermittent = dice.randrange(ranks), kind == "intermittent"
+        kind = (*KINDS, INTERMITTENT)[number // 12 % 5]
+        wrong, intermittent = dice.randrange(ranks), kind == INTERMITTENT
         actual = dice.choice(KINDS) if intermittent else kind
         fault = Fault(actual, 0.3 if intermittent else 1.0, random.Random(dice.randrange(2**32)))
-        outcome = run_ranks(name, ranks, 2 * ranks, dice.randrange(10**6), wrong, fault)
+        kinds = [int(rank == wrong) for rank in range(ranks)] if alone else ()
+        outcome = run_ranks(name, ranks, 2 * ranks, dice.randrange(10**6), wrong, fault, kinds, alone)
         if not fault.changed:
-            print(f"without effect: {number} {kind} {name} {ranks} ranks, bit {fault.bit}")
+            print(f"without effect: {number} {group}{kind} {name} {ranks} ranks, bit {fault.bit}")
             continue
-        tried[kind] += 1
-        found[kind] += outcome.found is not None
-        if outcome.found and ranks > 2:
-            named["any"] += 1
-            named["right"] += outcome.found.ranks == (wrong,)
-        if outcome.found is None and not intermittent:
+        counts[f"{group}{kind}: tried"] += 1
+        counts[f"{group}{kind}: found"] += outcome.found is not None
+        if outcome.found and (alone or ranks > 2):
+            counts[f"{group}named"] += 1
+            counts[f"{group}right"] += outcome.found.ranks == (wrong,)
+        if outcome.found is None and not intermittent and not alone:
             print(f"missed: {number} {kind} {name} {ranks} ranks, bit {fault.bit}: {outcome}")
-    for kind in tried:
-        print(f"{kind}: {found[kind]} of {tried[kind]} found within two rotations")
-    print(f"right rank named with three ranks or more: {named['right']} of {named['any']}")
+    return counts
 
 
 ROTATIONS = (1, 2, 4, 8)  # after which one looks how many faults were found
@@ -351,17 +415,12 @@ def try_curve(count: int, dice: random.Random) -> None:
         )
 
 
-def try_clean(count: int, dice: random.Random) -> None:
-    """Print how many replays without a fault there were, and how many of them raised an alarm."""
-    alarms, done = 0, 0
-    while done < count:
-        for name in PROGRAMS:
-            ranks = dice.randrange(2, 5)
-            kinds = [rank % dice.choice((1, 2)) for rank in range(ranks)]
-            outcome = run_ranks(name, ranks, 50, dice.randrange(10**6), kinds=kinds)
-            done += outcome.replays
-            alarms += outcome.found is not None or bool(outcome.said)
-    print(f"{done} clean replays, {alarms} alarms")
+def try_clean(count: int, seed: int, every: str) -> Counter[str]:
+    """Train so many steps without a fault, half of them in each of two programs; the counts of steps, replays and alarms."""
+    counts, names = Counter[str](), [*clean_steps.JOBS]
+    for place in range(2 * seed, 2 * seed + 2) if count else ():
+        counts += clean_steps.run_job(names[place % len(names)], count // 2, every)
+    return counts
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.advice import ADVICE, advise
 from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.verdict.block import what_to_do
+from slipway.launch.verdict.cause import said
+from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import LaunchError
 
 RUNTIMES = ("docker", "kubernetes", "slurm", "host")
@@ -69,3 +71,9 @@ def test_the_row_of_the_driver_advises_nobody_who_chose_the_cpu(tmp_path: Path, 
     devices = make_devices(0)._replace(driver="550.54")
     [row] = [row for row in quick_check(chosen, make_host(), devices, tmp_path, None) if row.what == "driver"]
     assert (row.level, row.advice) == ("ok", "")
+
+
+def test_a_node_that_computed_wrongly_is_tested_before_it_is_used_again() -> None:
+    cause = said("UnhealthyError: rank 1 computed wrongly: a micro-batch of rank 0 differs, first in the loss")
+    told = what_to_do(Outcome(0, "host", "unhealthy", 1.0, rank=1, cause=cause), lambda lack: "")
+    assert told.startswith("type `slipway check --burn 60` on this node before it is used again")

@@ -128,6 +128,10 @@ class Sign(StrEnum):
     )
     OLD_DRIVER = "old-driver", DRIVER_TOO_OLD  # what helps depends on the text (variants.py)
     DEVICE = "device", NO_DEVICE
+    WRONG_RESULTS = (
+        "wrong-results", r"\bUnhealthyError: ",
+        "type `slipway check --burn 60` on this node before it is used again; the job can continue elsewhere with --resume auto",
+    )
     # What may be gone at the next attempt, though the first step was never reached. The last is gloo's, of a network interface
     # that is down while its cable or container is cut off.
     PASSING = (

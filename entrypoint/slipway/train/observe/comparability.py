@@ -57,7 +57,7 @@ def require_replayable(model: nn.Module, split: bool) -> None:
 def kinds_of_ranks(context: Context) -> list[int]:
     """Return a number for each rank, the same for those whose results can be compared bit by bit; by all ranks.
 
-    A line says so where there are several. Raises ReplayError, on all ranks, where no two ranks are of one kind.
+    A line says so where there are several.
     """
     own = describe_processor(context.device, os.environ)
     kinds = [int(mark) for mark in context.gather_number(zlib.crc32(own.encode()))]
@@ -65,13 +65,19 @@ def kinds_of_ranks(context: Context) -> list[int]:
     if len(ranks_of) == 1:
         return kinds
     shown = [f"{listing(ranks)} {context.share_text(own, ranks[0])}" for ranks in ranks_of.values()]
-    text = f"{'; '.join(shown)}. Results of different kinds differ in the last bits"
     single = [ranks[0] for ranks in ranks_of.values() if len(ranks) == 1]
-    if len(single) == len(kinds):
-        raise ReplayError(f"{text}, so none can be compared; give all ranks the same kind")
-    without = f". Nothing is compared with rank {', '.join(map(str, single))}" if single else ""
-    context.say(f"note: replays: {text}: each rank is compared with those of its own kind only{without}")
+    alone = f". No other rank is of the kind of rank {', '.join(map(str, single))}. {ALONE}" if single else ""
+    context.say(
+        f"note: replays: {'; '.join(shown)}. Results of different kinds differ in the last bits, so each rank is compared with "
+        f"those of its own kind{alone}"
+    )
     return kinds
+
+
+ALONE = (
+    "Such a rank cannot be compared bit by bit with others. It computes each micro-batch twice, which finds faults that come and "
+    "go, and a problem with a known result. To compare it, add a rank of the same kind"
+)
 
 
 def listing(ranks: Sequence[int]) -> str:

@@ -41,9 +41,9 @@ def record_finding(context: Context, error: ReplicasDifferError | WrongArithmeti
         raise error
     often = f", for the second time within a day on {node_name(context)}" if node_name(context) in again else ""
     if node_name(context) in wrong:
-        raise UnhealthyError(f"{difference}{often}")
+        raise UnhealthyError(f"{difference}{often}") from None  # it says all that the given error says
     if wrong:
-        raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}")
+        raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}") from None
 
 
 def wrong_nodes(context: Context, ranks: Sequence[int]) -> list[str]:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from slipway.options.common import AUTO
 from slipway.protocol.mistake import ExplainedError
-from slipway.train.observe.comparability import NoCollectives, repeatable
+from slipway.train.observe.comparability import NoCollectives, listing, repeatable
+from slipway.train.observe.comparison import ComparableRanks, Signature, divide, find_wrong_ranks
 from slipway.train.observe.known_answers import find_wrong
 from slipway.train.observe.micro_batches import (
     ReplayError,
@@ -39,17 +39,17 @@ Batch = tuple[Any, ...]
 # Of a micro-batch: loss and gradients of all parameters (None where there is none), on this rank alone, without effects on the
 # training.
 Compute = Callable[[Batch], tuple[torch.Tensor, Sequence[torch.Tensor | None]]]
-Signature = tuple[int, ...]  # of one computation: a number for each place that `Replays` looks at
 
 PRIME = 1_000_003  # the sums of a module that is called several times are combined as digits of this base
-KNOWN_SEEDS, KNOWN_TIMES = 4, 8  # of the problems with known answers that decide where there is no majority
+KNOWN_SEEDS, KNOWN_TIMES = range(4), 8  # of the problems with known answers that decide where there is no majority
+SHOWN = 3  # places that a message lists
 
 
 @dataclass(frozen=True)
 class WrongArithmetic:
     """Ranks that computed a micro-batch of rank `source` wrongly; no `ranks` if nobody knows which.
 
-    `place`: where the difference was first seen. `known`: what a rank with known answers computed wrongly, if any did.
+    `place`: where a difference was first seen, if any was. `known`: what a rank with known answers computed wrongly, if any did.
     """
 
     ranks: tuple[int, ...]
@@ -61,8 +61,9 @@ class WrongArithmetic:
         """Return the text for messages."""
         named = ", ".join(map(str, self.ranks))
         who = f"rank {named} computed wrongly" if self.ranks else "the ranks did not compute the same"
-        what = f"{who}: a micro-batch of rank {self.source} differs, first in {self.place}"
-        return f"{what}; known answers were wrong, too ({self.known})" if self.known else what
+        what = [f"a micro-batch of rank {self.source} differs, first in {self.place}"] if self.place else []
+        what += [f"known answers were wrong{', too' if self.place else ''} ({self.known})"] if self.known else []
+        return f"{who}: {'; '.join(what)}"
 
 
 class WrongArithmeticError(ExplainedError):
@@ -71,6 +72,13 @@ class WrongArithmeticError(ExplainedError):
     def __init__(self, text: str, difference: WrongArithmetic, proven: bool = False) -> None:
         super().__init__(text)
         self.difference, self.proven = difference, proven
+
+
+class Unsolved(NamedTuple):
+    """Ranks that computed problems with known answers wrongly, and what was wrong first on the first of them."""
+
+    ranks: tuple[int, ...] = ()
+    known: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,8 +111,8 @@ class Replays:
         self._steps, self._since, self._once, self._turn = 0, 0.0, 0.0, 0
         self._kept: Given | Exception | None = None
         self._checked = False
-        kinds = kinds or [0] * context.place.world_size
-        self._groups = [[rank for rank, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)]
+        self._kinds = divide(kinds or [0] * context.place.world_size)
+        self._alone = [kind.ranks[0] for kind in self._kinds if kind.alone]
         modules = dict(model.named_modules())
         self._leaves = {name: module for name, module in modules.items() if not any(module.children())}
         self._calls: dict[str, None] = {}  # modules in the order in which the forward pass called them
@@ -162,16 +170,20 @@ class Replays:
             if not self._checked:
                 self._check(given)
             first = self._gather(given)
-            if not self._differing(first):
+            again = self._gather(given) if self._alone or self._differing(first) else first
+            wrong = self._solve(self._alone, [KNOWN_SEEDS[source % len(KNOWN_SEEDS)]])
+            self._leave_out(first, again)
+            if not (wrong.ranks or self._differing(first, again)):
                 self.clean, self.agreed = step, True
+                for kind in self._kinds:
+                    kind.repeated = True
                 return
-            again = self._gather(given)
             self._require_equal_weights()
         except ReplayError as reason:
             self._every = 0
             self._context.say(f"note: no more replays: {reason}")
             return
-        self._judge(first, again, source)
+        self._judge(first, again, source, wrong)
 
     def _share(self, source: int) -> Given:
         """What rank `source` has kept, on every rank, in memory of its own. Raises ReplayError, on all ranks."""
@@ -214,6 +226,7 @@ class Replays:
         """Compute once in vain. Raises ReplayError, on all ranks, where the computation exchanges data between them."""
         begun = time.monotonic()
         self._gather(given, NoCollectives())
+        self._solve(self._alone, KNOWN_SEEDS)  # makes the answers, which takes longer than all later replays
         self._checked, self._once = True, time.monotonic() - begun
 
     def _gather(self, given: Given, within: AbstractContextManager[Any] | None = None) -> list[Signature]:
@@ -298,41 +311,66 @@ class Replays:
                 raise ReplayError(f"the ranks do not have the same weights: {difference}")
             raise ReplicasDifferError(str(difference), difference)
 
-    def _judge(self, first: list[Signature], again: list[Signature], source: int) -> None:
-        """Raise WrongArithmeticError, or stop the replays if what differs is not a wrong result."""
-        own = known_wrong(self._context.device)
+    def _solve(self, ranks: Collection[int], seeds: Iterable[int]) -> Unsolved:
+        """Compute problems with known answers on these ranks; by all ranks. Return which were wrong."""
+        if not ranks:
+            return Unsolved()
+        own = known_wrong(self._context.device, seeds) if self._context.place.rank in ranks else ""
         failing = [rank for rank, failed in enumerate(self._context.gather_number(bool(own))) if failed]
-        known = self._context.share_text(own, failing[0]) if failing else ""
-        if 2 * len(failing) > len(first):  # nothing that is wrong on most ranks is one rank's fault
-            failing, known = [], ""
-        groups = self._differing(first)
-        verdicts = [find_wrong_ranks(of_ranks(first, group), of_ranks(again, group)) for group in groups]
-        named = [group[place] for group, verdict in zip(groups, verdicts, strict=True) for place in verdict or ()]
+        if not failing or 2 * len(failing) > self._context.place.world_size:
+            return Unsolved()  # nothing that is wrong on most ranks is one rank's fault
+        return Unsolved(tuple(failing), self._context.share_text(own, failing[0]))
+
+    def _leave_out(self, first: list[Signature], again: list[Signature]) -> None:
+        """Compare no longer what does not repeat itself; a line says so. Raises ReplayError, on all ranks, if nothing is left."""
+        for kind in self._kinds:
+            if not (found := kind.leave_out(first, again)):
+                continue
+            who, places = listing(kind.ranks), self._in_order(found)
+            if not any(number for signature in kind.pick(first) for number in signature[1:]):
+                raise ReplayError(f"{who} not computed the same bits twice anywhere, first in {places[0]}. {TO_REPEAT}")
+            more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+            self._context.say(
+                f"note: replays: {who} not computed the same bits twice in {', '.join(places[:SHOWN])}{more}: not compared there "
+                f"from now on. {TO_REPEAT}"
+            )
+
+    def _judge(self, first: list[Signature], again: list[Signature], source: int, wrong: Unsolved) -> None:
+        """Raise WrongArithmeticError, or stop the replays if what differs is not a wrong result."""
+        if not wrong.ranks:
+            wrong = self._solve(range(len(first)), KNOWN_SEEDS)
+        kinds = self._differing(first, again)
+        verdicts = [find_wrong_ranks(kind.pick(first), kind.pick(again)) for kind in kinds]
+        named = [kind.ranks[place] for kind, verdict in zip(kinds, verdicts, strict=True) for place in verdict or ()]
         ranks = None if all(verdict is None for verdict in verdicts) else named
-        place = self._first_place(of_ranks(first, groups[0]), of_ranks(again, groups[0]))
+        place = self._first_place(kinds[0].pick(first), kinds[0].pick(again)) if kinds else ""
         sure = self.agreed or (self._alike and ranks)
-        if not failing and (ranks is None or not sure):
+        if not wrong.ranks and (ranks is None or not sure):
             self._every = 0
             self._context.say(
                 "warning: no more replays: the ranks, or a rank and itself, do not compute the same bits, first in "
                 f"{place}. {TO_REPEAT}"
             )
             return
-        difference = WrongArithmetic(tuple(failing or ranks or ()), source, place, known)
-        raise WrongArithmeticError(str(difference), difference, proven=bool(failing))
+        difference = WrongArithmetic(wrong.ranks or tuple(ranks or ()), source, place, wrong.known)
+        raise WrongArithmeticError(str(difference), difference, proven=bool(wrong.ranks))
 
-    def _differing(self, signatures: Sequence[Signature]) -> list[list[int]]:
-        """Return the groups of ranks of one kind that did not compute the same."""
-        return [group for group in self._groups if len(set(of_ranks(signatures, group))) > 1]
+    def _differing(self, *rounds: Sequence[Signature]) -> list[ComparableRanks]:
+        """Return the kinds of which the ranks did not compute the same in all rounds."""
+        return [kind for kind in self._kinds if kind.differs(*rounds)]
 
     def _first_place(self, *rounds: Sequence[Signature]) -> str:
         """Return where ranks differ first, in the order of the computation: modules, the loss, gradients from the end."""
         columns = zip(*(signature for signatures in rounds for signature in signatures), strict=True)
-        differing = {place for place, column in zip(self.places, columns, strict=True) if len(set(column)) > 1}
+        differing = [number for number, column in enumerate(columns) if len(set(column)) > 1]
+        return next(iter(self._in_order(differing)), "an output")
+
+    def _in_order(self, numbers: Iterable[int]) -> list[str]:
+        """Return these places in the order of the computation."""
+        wanted = {self.places[number] for number in numbers}
         called = [f"the output of {name or 'the model'}" for name in self._calls]
         before, after = self.places[0], self.places[1 + len(self._leaves) :]
-        order = [before, *called, after[0], *reversed(after[1:])]
-        return next((place for place in order if place in differing), "an output")
+        return [place for place in (before, *called, after[0], *reversed(after[1:])) if place in wanted]
 
 
 TO_REPEAT = (
@@ -348,33 +386,12 @@ def explain(error: Exception) -> str:
     return reason if isinstance(error, ReplayError) else f"{type(error).__name__}: {reason}"
 
 
-def known_wrong(device: torch.device) -> str:
+def known_wrong(device: torch.device, seeds: Iterable[int]) -> str:
     """Return what is wrong first among problems with known answers; empty if nothing is, or if they cannot be computed."""
     with suppress(Exception):  # whatever it is, the others wait for this rank
-        wrong = (find_wrong(device, seed, KNOWN_TIMES) for seed in range(KNOWN_SEEDS))
+        wrong = (find_wrong(device, seed, KNOWN_TIMES) for seed in seeds)
         return next(filter(None, wrong), "")
     return ""
-
-
-def of_ranks(signatures: Sequence[Signature], ranks: Sequence[int]) -> list[Signature]:
-    """Return the signatures of some ranks."""
-    return [signatures[rank] for rank in ranks]
-
-
-def find_wrong_ranks(first: Sequence[Signature], again: Sequence[Signature]) -> list[int] | None:
-    """Return the ranks that computed wrongly; empty if nobody knows which, None if the arithmetic does not repeat itself.
-
-    `first` and `again`: what each rank computed, twice, from the same inputs.
-    """
-    usual, _ = Counter(first).most_common(1)[0]
-    both = list(zip(first, again, strict=True))
-    right = [pair == (usual, usual) for pair in both]
-    if 2 * sum(right) > len(right):
-        return [rank for rank, is_right in enumerate(right) if not is_right]
-    unstable = [rank for rank, (one, other) in enumerate(both) if one != other]
-    if len(first) == 2 and len(unstable) == 1:
-        return unstable
-    return None if unstable else []
 
 
 def combine(sums: Any) -> torch.Tensor:

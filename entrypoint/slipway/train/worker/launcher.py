@@ -244,7 +244,8 @@ def describe_failure(error: BaseException, step: int, snapshot: str | None) -> W
     word = outcome_word(error)
     if isinstance(error, ConfigurationError | click.UsageError):  # a user's mistake: no line of code to show
         return WorkerOutcome(word, line, step, snapshot)
-    message = f"another process of this job went away or does not answer ({line})" if word == Word.PEER else line
+    lost = word == Word.PEER and not isinstance(error, PeerError)  # which says itself what happened
+    message = f"another process of this job went away or does not answer ({line})" if lost else line
     named = replace(raised, said=f"{type(error).__name__}: {line}", within="")
     return WorkerOutcome(word, message, step, snapshot, named.evidence, raised.where)
 
