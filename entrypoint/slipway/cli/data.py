@@ -159,9 +159,9 @@ def fetch_data(
 ) -> None:
     """Fetch a model or a data set from the Hub, or files from a store, into a cache that all workloads share.
 
-    URL is s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or file:///PATH, of a file or of a folder. Its files are in
-    place when all of them are complete, and not before. The cache is slipway/data in XDG_CACHE_HOME. Credentials are those of
-    --store.
+    URL is the address of a file or of a folder in a store, such as s3://BUCKET/PATH. The kinds of stores and their credentials
+    are those of --store. Its files are in place when all of them are complete, and not before. The cache is slipway/data in
+    XDG_CACHE_HOME.
 
     For a REPO the cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from
     the file at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then prevents network access of trainings.

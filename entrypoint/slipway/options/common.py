@@ -185,7 +185,7 @@ class Common(Options):
     log_to: str = option(
         "",
         Services(),
-        "Also send the metrics to Weights & Biases (wandb), to MLflow (mlflow), or with a comma between them to both.",
+        f"Experiment trackers that also receive the metrics, separated by commas: {', '.join(SERVICES)}.",
     )
 
     def check(self) -> None:

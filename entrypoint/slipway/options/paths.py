@@ -10,11 +10,10 @@ import click
 
 from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.mistake import ConfigurationError
-from slipway.store.address import is_store, parse_store
+from slipway.store.address import BUCKETS, is_store, parse_store
 
 # `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
 ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
-STORES = ("s3", "gs", "az")  # that --store takes
 READERS = "slipway status, report, eval, sample and export"  # commands for a run in a store
 COPIES = {
     "s3": "aws s3 sync",
@@ -32,7 +31,7 @@ def explain_address(path: str) -> str:
     if scheme == "file":
         return f"type the path without {found[1]}://"
     copy = f" To copy between a folder and the store, type {COPIES[scheme]}." if scheme in COPIES else ""
-    if scheme in STORES:
+    if scheme in BUCKETS:
         copy += f" To keep a copy of each run in a bucket, add --store {scheme}://BUCKET/PATH. To fetch data from a bucket, type"
         copy += f" slipway data fetch {scheme}://BUCKET/PATH."
     if scheme == "hf" or "//huggingface.co/" in path:

@@ -1,7 +1,7 @@
 """Whether a job that ended is started again, when, and why not. Pure.
 
-Only the first cause and the newest snapshots count. Exit codes 1 and 76 may be tried again here; 75 and 77 are the
-scheduler's to try again, 2, 78, 79 and 93 nobody's.
+Only the first cause and the newest snapshots count. The launcher restarts a job that ended with a word of RETRYABLE. What a
+scheduler does after the other exit codes is in EXITS (protocol/errors.py).
 """
 
 import signal

@@ -202,8 +202,7 @@ class SupersededError(PeerError):
 class WorkerOutcome:
     """How a worker ended; `message` is one line for users, `snapshot` the name of the last one saved.
 
-    `outcome` is finished, stopped or cancelled (exit 0), or failed, configuration, peer, unhealthy or no-progress (exit
-    1).
+    `outcome` is a Word. The worker exits with 0 if it is in GOOD, otherwise with 1.
     """
 
     outcome: str
