@@ -1,16 +1,19 @@
-"""From SIGKILL to the next step, and where the time goes: on one node, on two, and where a container is replaced.
+"""From SIGKILL to the next step, and where the time goes: on one node, on two, and where a container or a node is replaced.
 
-    .venv/bench/bin/python bench/recovery.py [--rounds 40] [--gpus 8]
+    .venv/bench/bin/python bench/recovery.py [--rounds 40] [--gpus 8 | --spares]
 
 A kill hits a random rank that has made steps for a second since the last snapshot on the disk, so that there is no pause
 between the attempts. A container is killed whole, and another takes its place at once; beside it stands what both take from
 `docker run` to their job's first step, in the same round. The script's rows are from the kill to its first line, and to the first
 step of all ranks, for warm restarts and cold ones (SLIPWAY_WARM=0), which take turns. What is made
 again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before. With --gpus
-there is one row: one node with so many GPUs and a rank on each.
+there is one row: one node with so many GPUs and a rank on each. With --spares, whole nodes of a job of two nodes and a spare one
+are killed, and nothing else.
 """
 
 import argparse
+import functools
+import hashlib
 import itertools
 import json
 import os
@@ -63,7 +66,7 @@ PARTS = (
     "process group",
     "until the first step",
 )
-STEP = re.compile(r"step (\d+)/1000000")
+STEP = re.compile(r"step (\d+)/\d+")
 PATIENCE = 120.0  # s
 KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -94,6 +97,11 @@ class Node:
         for line in self.process.stdout:
             self.lines.append((time.time(), line))
 
+    def said(self, pattern: str, since: float = 0.0) -> Iterator[float]:
+        """When it said lines with this pattern after a moment, the newest first."""
+        later = itertools.takewhile(lambda said: said[0] > since, reversed(self.lines))
+        return (at for at, line in later if re.search(pattern, line))
+
     def kill(self) -> None:
         """End it at once, with its container."""
         if self.container:
@@ -113,7 +121,7 @@ class Job:
         """What is answered first that is not None or False. RuntimeError with its last lines where the job ends before."""
         until = time.monotonic() + PATIENCE
         while (answer := ask()) in (None, False):
-            if time.monotonic() > until or self.nodes[0].process.poll() is not None:
+            if time.monotonic() > until or all(node.process.poll() is not None for node in self.nodes):
                 raise RuntimeError("".join(line for node in self.nodes for _, line in node.lines[-30:]))
             time.sleep(0.002)
         return answer
@@ -259,6 +267,85 @@ def replace_containers(rounds: int) -> tuple[Course, list[float]]:
     return Course(*(list(column) for column in zip(*found, strict=True))), starts
 
 
+WAITS = 5.0  # s that a spare node waits before it is needed: it imports torch meanwhile
+
+
+def replace_nodes(rounds: int) -> tuple[dict[bool, list[float]], bool]:
+    """Kill whole nodes of a job of two nodes and a spare one, and start another launcher of the same rank each time, with an
+    empty disk, which is the next spare node. Seconds from each kill to the next step, by whether it hit the node that led the
+    job; and whether the weights at the end are those of an undisturbed run, bit for bit.
+
+    The others notice a kill at once, since a connection closes.
+    """
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        several = {"WORLD_SIZE": "2+1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    with job() as under_way:
+
+        def start(processes: int, *more: str, **told: str) -> Node:
+            place = ("--runs", f"disk-{len(under_way.nodes)}")
+            words = ("run", *TINY, "--schedule", "constant", "--sample-tokens", "0", *more, *place)
+            told |= WITHOUT_GPU | {"OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)}
+            under_way.nodes.append(Node([sys.executable, "-m", "slipway", *words], under_way.folder, told))
+            return under_way.nodes[-1]
+
+        there = {rank: start(1, RANK=str(rank), **several) for rank in range(3)}
+        under_way.wait_for(lambda: any(any(node.said(STEP.pattern)) for node in there.values()))
+        running, spare = [0, 1], 2
+        for _ in range(rounds):
+            under_way.wait_for(lambda node=there[spare]: any(node.said("runs without this spare node, which waits")))
+            time.sleep(WAITS + random.random())
+            leader = max(running, key=lambda rank: next(there[rank].said(STEP.pattern), 0.0))
+            victim, killed = random.choice(running), time.time()
+            there[victim].kill()
+            left = [node for rank, node in there.items() if rank != victim]
+            stepped = under_way.wait_for(functools.partial(stepped_again, left, killed))
+            taken[victim == leader].append(stepped - killed)
+            running, spare = [spare, *(rank for rank in running if rank != victim)], victim
+            there[victim] = start(1, RANK=str(victim), **several)
+        there[running[0]].process.send_signal(signal.SIGINT)  # the job ends, with a snapshot of this step
+        for rank in running:
+            there[rank].process.wait(PATIENCE)
+        step, _ = last_weights(under_way.folder)
+        start(2, "--steps", str(step)).process.wait()
+        step, weights = last_weights(under_way.folder)
+    return taken, len(weights) == 3 and len(set(weights)) == 1
+
+
+def stepped_again(nodes: Sequence[Node], killed: float) -> float | None:
+    """When one of these nodes said the first step after a kill that is no more of the attempt before; None before that."""
+    resumed = [(node, at) for node in nodes for at in node.said("resuming from ", killed)]
+    return min((at for node, since in resumed for at in node.said(STEP.pattern, since)), default=None)
+
+
+def last_weights(folder: Path) -> tuple[int, list[str]]:
+    """The step of the newest snapshots on the disks of a job, and a checksum of the weights in each of them."""
+    found = [*folder.glob("disk-*/*/snapshots/step-????????")]
+    newest = [one for one in found if one.name == max(one.name for one in found)]
+    files = [b"".join(file.read_bytes() for file in sorted(one.glob("*.safetensors"))) for one in newest]
+    return int(newest[0].name[5:]), [hashlib.sha256(content).hexdigest() for content in files]
+
+
+def recover_with_spares(report: Report, rounds: int) -> None:
+    """The table and the target of a job with a spare node."""
+    taken, equal = replace_nodes(rounds)
+    rows = [
+        [what, str(len(seconds)), f"{statistics.median(seconds):.2f}", f"{max(seconds):.2f}"]
+        for what, seconds in (("the node that led", taken[True]), ("the other node", taken[False]))
+        if seconds
+    ]
+    report.table(
+        "gpt --preset tiny on two nodes and a spare one, a whole node killed, seconds to the next step",
+        ["killed", "kills", "median", "worst"],
+        rows,
+    )
+    whole = Spread.of([*taken[True], *taken[False]])
+    report.target("two nodes and a spare one, SIGKILL of a node to a new step", whole, 3.0, "s", at_most=True)
+    if not equal:
+        raise RuntimeError("the weights at the end differ from those of an undisturbed run")
+    report.note("the weights at the end are those of an undisturbed run, bit for bit")
+
+
 SETTLES = 20.0  # s that a script runs before it is killed: the process for its next attempt imports torch meanwhile
 
 
@@ -314,11 +401,15 @@ def main() -> int:
     """Print the tables; 1 where a target is missed for no known reason."""
     parser = options_parser(__doc__)
     parser.add_argument("--gpus", type=int, default=0, help="one node with so many GPUs")
+    parser.add_argument("--spares", action="store_true", help="two nodes and a spare one")
     options = read_options(parser)
     rounds = options.rounds
     if options.gpus:
         return recover_gpus(options)
     report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", options)
+    if options.spares:
+        recover_with_spares(report, rounds)
+        return report.close()
     again = []
     for nodes, limit, worst in ((1, 2.0, 4.0), (2, 2.5, None)):
         where = "one node" if nodes == 1 else "two nodes"
@@ -341,6 +432,7 @@ def main() -> int:
         beyond = Spread(*(seconds - begun for seconds in (whole.median, whole.least, whole.most)))
         report.target("two containers, replaced, beyond their own start", beyond, 2.5, "s", at_most=True)
         again += course.again
+    recover_with_spares(report, max(1, rounds // 2))
     report.target("training made again", Spread.of(again), 1.0, "s", at_most=True)
     scripts = restart_scripts(max(1, rounds // 4))
     report.target(
