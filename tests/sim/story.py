@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from rules import SLACK
-from virtual_launcher import WINDOW, Launcher, Order
+from virtual_launcher import CLOUDS, WINDOW, Launcher, Order
 from world import World
 
-from slipway.launch.attempt.stops import LEAVE, Stop
+from slipway.launch.attempt.stops import Stop
 from slipway.protocol.outcomes import Word
 
 # Messages at which harm strikes, where it does not at a moment drawn at random.
 MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "report", "news", "ending")
 
 SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
+LOOK = 5.0  # seconds between two looks for an interruption notice (AWS; the other clouds are asked more often)
 
 
 Story = Callable[[World], Coroutine[Any, Any, "list[Job]"]]
@@ -408,13 +409,18 @@ async def take_back(job: Job, rank: int, *, replaced: bool) -> None:
         job.start(rank)
 
 
-async def leave(launcher: Launcher, left: float) -> None:
-    """Announce that a machine goes away in so many seconds, and wait until its launcher has ended: it must, by then."""
-    world, now = launcher.world, launcher.clock.monotonic()
+async def leave(launcher: Launcher, left: float, *, at_once: bool = False) -> None:
+    """A cloud announces that a machine goes away in so many seconds, which its launcher sees at its next look or `at_once`. Wait
+    until the launcher has ended: it must, by then.
+    """
+    world, now, name = launcher.world, launcher.world.loop.time(), launcher.world.dice.choice([*CLOUDS])
+    left = 30.0 if name == "gcp" else left  # which does not say how much it is
     if launcher.done:
         return
-    world.log(launcher.process.name, f"NOTICE: its machine goes away in {left:.0f} s")
-    launcher.stops.came.append(Stop(now, signal.SIGTERM, "a notice", by=now + left - LEAVE, notice=True))
+    world.log(launcher.process.name, f"NOTICE: its machine goes away in {left:.0f} s, says {name}")
+    late = 0.0 if at_once else world.dice.uniform(0, LOOK)
+    await asyncio.sleep(late)
+    launcher.hear(name, left, late)
     if world.dice.random() < 0.3:  # as an agent of the cloud or of the scheduler does
         await asyncio.sleep(world.dice.uniform(0, 8))
         if not launcher.done:
@@ -436,7 +442,7 @@ async def all_reclaimed(world: World) -> list[Job]:
     fewest = order.nodes if order.least == order.nodes else 1
     ranks = [0, *dice.sample(range(1, order.nodes), dice.randrange(fewest, order.nodes + 1) - 1)]
     job.due = Word.STOPPED
-    await asyncio.gather(*(leave(job.current[rank], dice.uniform(30, 120)) for rank in ranks))
+    await asyncio.gather(*(leave(job.current[rank], dice.uniform(30, 120), at_once=True) for rank in ranks))
     return [job]
 
 

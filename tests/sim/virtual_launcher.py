@@ -23,12 +23,15 @@ from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Call, Group, Standing
+from slipway.launch.interruptions.metadata import SERVICES
+from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import JobParts, make_attempts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.messages import Card, Go
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.spot import Watched
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.records import Beat, Holder
 from slipway.launch.run_directory.run import Run, prepare_run
@@ -44,8 +47,9 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 
 # simulate.py is a process of its own.
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "unit")]
 
+from fake_clouds import CLOUDS
 from stand_ins import make_devices, make_host, make_sources, plan_for
 
 if TYPE_CHECKING:
@@ -125,6 +129,14 @@ class Launcher:
     def wall(self) -> float:
         """Its wall clock, in unix seconds."""
         return EPOCH + self.world.loop.time() + self.world.network.machine(self.address).ahead
+
+    def hear(self, name: str, left: float, late: float) -> None:
+        """Have its watch find a notice of a cloud, which said `late` seconds ago that its machine goes away in so many seconds."""
+        now = EPOCH + self.world.loop.time()
+        cloud = CLOUDS[name](now=now, due=now - late, left=left)
+        service = SERVICES[name](cloud.fetch)
+        watch = NoticeWatch(Watched(name, "a simulation"), self.stops.announce, self._say, lambda: service, self.clock)
+        watch.look(service)
 
     @property
     def done(self) -> bool:
@@ -366,6 +378,12 @@ class SimulatedStops(Stops):
             self._launcher.program.sleep(min(left, TICK))
             self.look()
         return bool(self.came)
+
+    def announce(self, name: str, left: float | None) -> None:
+        """As the product's, by the virtual clock."""
+        super().announce(name, left)
+        stop, now = self.came.pop(), self._launcher.clock.monotonic()
+        self.came.append(stop._replace(at=now, by=now + round(stop.by - stop.at, 6)))
 
     def wake(self) -> None:
         """Nobody waits for a socket here: workers look for news by the virtual clock."""
