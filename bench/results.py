@@ -52,6 +52,7 @@ CPU = Page(
         "ddp",
         "scaling",
         "snapshot",
+        "storing",
         "overhead",
         "recovery",
         "resilience",

@@ -24,8 +24,10 @@ def answers(port: int) -> bool:
 
 
 @contextmanager
-def serve_s3(folder: Path) -> Iterator[int]:
-    """The port of a server whose files are in a folder, while it runs."""
+def serve_s3(folder: Path, volumes: int = 20) -> Iterator[int]:
+    """The port of a server whose files are in a folder, while it runs. It has room for so many `volumes` of 64 MB, and what is
+    deleted keeps its room for a while.
+    """
     (folder / "data").mkdir()
     (folder / "s3.json").write_text(IDENTITY)
     ports = {name: take_ports(1) for name in ("master", "volume", "filer", "s3")}
@@ -36,7 +38,7 @@ def serve_s3(folder: Path) -> Iterator[int]:
     ]
     command = [
         str(needs.SEAWEEDFS), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3",
-        f"-s3.config={folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=20", "-master.volumeSizeLimitMB=64", *words,
+        f"-s3.config={folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-volume.max={volumes}", "-master.volumeSizeLimitMB=64", *words,
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
