@@ -78,7 +78,11 @@ def run_job(name: str, steps: int, every: str) -> Counter[str]:
             with log.open("wb") as output:
                 environ = rank_environment(folder, rank, JOBS[name].kinds, port)
                 processes.append(subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT))
-        codes = [process.wait() for process in processes]
+        try:
+            codes = [process.wait() for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
         said = "".join(log.read_text(errors="replace") for log in logs)
         found = Counter[str](json.loads(result.read_text()) if result.exists() else {})
     alarm = any(codes) or ALARM.search(said) or found["agreed"] < found["replays"] or found["steps"] < steps

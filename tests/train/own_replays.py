@@ -100,7 +100,7 @@ def train(
     make, options, accumulate = FORMS[form]
     model = Branches()
     if compiled:
-        model.compile()
+        model.compile(backend="aot_eager")  # its own compiler takes minutes
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     data = Numbers(4 * BATCHES * dist.get_world_size(), augmented=True)
