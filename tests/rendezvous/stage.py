@@ -133,11 +133,11 @@ class Client:
     def send(self, message: Any) -> None:
         self.socket.sendall(encode(message))
 
-    def introduce(self, card: Card, *, process: str = "p", token: str = "", clock: float = 0.0) -> Any:
-        """Greeting, hello, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
+    def introduce(self, card: Card, *, process: str = "p", token: str = "", clock: float = 0.0, **more: Any) -> Any:
+        """Greeting, hello with `more` fields, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
         challenge = self.receive().challenge
         proof = hmac.digest(token.encode(), challenge.encode(), "sha256").hex()
-        self.send(Hello(proof, process, time.time() + clock, 1, "k", card))
+        self.send(Hello(proof, process, time.time() + clock, 1, "k", card, **more))
         return self.receive()
 
     def wait_for(self, kind: type) -> Any:

@@ -200,7 +200,7 @@ class Rules:
             earliest -= BEAT + 1
             everybody = range(launcher.order.nodes + launcher.order.spares)
             attempt = self._known[launcher].attempt
-            leads = launcher.rank == 0 or (attempt and attempt.places.get(0) is launcher)
+            leads = launcher.rank == 0 or launcher.leads or (attempt and attempt.places.get(0) is launcher)
             ranks = list(everybody) if leads else ranks
         self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
 

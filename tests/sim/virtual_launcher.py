@@ -126,6 +126,11 @@ class Launcher:
         self.process.at_death(lambda: world.network.end_process(self.process))
         self.program = Program(world.loop, self.process, self._run, world.console)
 
+    @property
+    def leads(self) -> bool:
+        """Whether it leads the others, or is about to."""
+        return hasattr(self, "rendezvous") and self.rendezvous.leads
+
     def wall(self) -> float:
         """Its wall clock, in unix seconds."""
         return EPOCH + self.world.loop.time() + self.world.network.machine(self.address).ahead
@@ -431,6 +436,11 @@ class SimulatedRendezvous(Rendezvous):
         super().__init__(terms)
         self._launcher = launcher
         self._thread = launcher.process  # type: ignore[assignment]  # it is asked whether it lives
+
+    @property
+    def leads(self) -> bool:
+        """Whether this launcher leads the others, or is about to."""
+        return self._client.leads or self._server.state.roster is not None
 
     def __enter__(self) -> Self:
         """Listen as the product does, and serve."""

@@ -319,7 +319,9 @@ class Server:
             self._refuse(link, reason, hello.card)
             return None
         rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
-        if rival and older and await self._answers(older):
+        # Of two launchers, the one that was frozen is the older one, which was replaced.
+        stale = rival is not None and rival.hello.frozen and not (hello.frozen or self.state.running)
+        if rival and older and not stale and await self._answers(older):
             taken = f"RANK={node_rank} is taken by {rival.card.host}"
             if self.state.stopping:  # a scheduler may replace what it stops before that has saved
                 self._refuse(link, f"{taken}, which is stopping.", again=True)
@@ -331,6 +333,10 @@ class Server:
             self._refuse(link, "another launcher has taken the place of this one.", again=True)
             return None
         if rival and older:
+            if stale:
+                self._note(
+                    f"node {node_rank} ({rival.card.host}) was frozen: the newer launcher of this rank replaces it"
+                )
             self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
         running, waits = self.state.running or self.state.roster is None, bool(self.terms.spares)
         if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := roster.misfit(seat)):
