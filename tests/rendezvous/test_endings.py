@@ -111,12 +111,12 @@ def test_news_wakes_a_launcher_that_waits_for_its_workers(launcher: Make, ends: 
             woken.clear()
         return make_outcome(2, "peer")
 
-    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[ends].work = lambda rendezvous: make_outcome(ends, word) if word else None
-    crew[2].work, crew[2].more = wait, {"wake": woken.set}
-    play(*crew)
-    assert crew[2].verdict is not None
-    assert crew[2].verdict.first.node_rank == ends
+    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    launchers[ends].work = lambda rendezvous: make_outcome(ends, word) if word else None
+    launchers[2].work, launchers[2].more = wait, {"wake": woken.set}
+    play(*launchers)
+    assert launchers[2].verdict is not None
+    assert launchers[2].verdict.first.node_rank == ends
 
 
 def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -> None:

@@ -424,8 +424,8 @@ def test_who_does_not_belong_gets_78_and_the_rendezvous_goes_on(
 
 def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Make, port: int) -> None:
     """It answers, as both are alive. Who has replaced it is the newer one."""
-    crew = [launcher(rank, 3) for rank in range(3)]
-    crew[0].start()
+    launchers = [launcher(rank, 3) for rank in range(3)]
+    launchers[0].start()
     with Client(port) as frozen:
         assert isinstance(frozen.introduce(make_card(1, 3), frozen=True), wire.Welcome)
 
@@ -436,11 +436,11 @@ def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Mak
 
         answering = threading.Thread(target=answer)
         answering.start()
-        play(*crew[1:])
+        play(*launchers[1:])
         answering.join(10)
-    crew[0].join(10)
-    assert [one.code for one in crew] == [0, 0, 0]
-    assert "node 1 (host1) was frozen: the newer launcher of this rank replaces it" in crew[0].log
+    launchers[0].join(10)
+    assert [one.code for one in launchers] == [0, 0, 0]
+    assert "node 1 (host1) was frozen: the newer launcher of this rank replaces it" in launchers[0].log
 
 
 def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make, port: int) -> None:
