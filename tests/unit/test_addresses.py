@@ -24,6 +24,8 @@ ADDRESSES = [
     "file:///runs",
     "simplecache::s3://bucket/runs",
     "C:/runs",
+    "s3:bucket/runs",
+    "GS:bucket",
 ]
 PATHS = [
     "runs",
@@ -115,6 +117,27 @@ def test_what_a_store_does_not_have_of_a_run_is_refused_with_the_commands_for_it
     assert (answer.code, answer.out) == (78, ""), answer.err
     assert f"{address!r}: slipway {command} needs a run on a disk of this machine" in answer.err
     assert "slipway status, report, eval, sample and export" in answer.err
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://key:SECRET9@b/x", "az://c/x?sv=1&sig=SECRET9", "https://a.blob.core.windows.net/c?sig=SECRET9"]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["logs"],
+        ["data", "fetch"],
+        ["export", "."],
+        ["run", "linear", "--store"],
+        ["run", "linear", "--resume"],
+    ],
+    ids=" ".join,
+)
+def test_a_key_in_an_address_is_not_shown(slipway: Slipway, words: list[str], address: str) -> None:
+    answer = slipway(*words, address)
+    assert answer.code == 78, answer.err
+    assert "SECRET9" not in answer.out + answer.err
 
 
 @pytest.mark.parametrize("name", ["SLIPWAY_RUNS", "SLIPWAY_RUN_DIR", "SLIPWAY_RESUME"])

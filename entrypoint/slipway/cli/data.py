@@ -23,6 +23,7 @@ from slipway.options.paths import LocalPath, explain_address
 from slipway.protocol.errors import FAILED, UNHEALTHY, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.printable import listed
+from slipway.protocol.redact import redact
 from slipway.store.address import SUPPORTED, StoreAddress, is_store, parse_store
 from slipway.store.objects import open_store
 
@@ -175,7 +176,7 @@ def fetch_data(
         return
     if explain_address(source):
         raise LaunchError(
-            f"{source} cannot be fetched: {SUPPORTED} is needed, or OWNER/NAME of a repository of the Hub."
+            f"{redact('', source)} cannot be fetched: {SUPPORTED} is needed, or OWNER/NAME of a repository of the Hub."
         )
     if out or ignore_etags:
         raise click.UsageError(f"--out and --ignore-etags are for URLs, and {source} is a repository of the Hub.")
@@ -187,7 +188,7 @@ def _fetch_files(url: str, include: tuple[str, ...], out: Path | None, *, etags:
     try:
         address = parse_store(url)
     except ValueError as error:
-        raise LaunchError(f"{url}: {error}.") from None
+        raise LaunchError(f"{redact('', url)}: {error}.") from None
     assert address is not None
     require_store(address)
     again = "Nothing incomplete is in place; the same command continues once that is fixed."

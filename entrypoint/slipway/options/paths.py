@@ -10,10 +10,9 @@ import click
 
 from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.redact import redact
 from slipway.store.address import BUCKETS, is_store, parse_store
 
-# `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first.
-ADDRESS = re.compile(r"\s*([A-Za-z][\w+.:-]*):/")
 READERS = "slipway status, report, eval, sample and export"  # commands for a run in a store
 COPIES = {
     "s3": "aws s3 sync",
@@ -21,31 +20,36 @@ COPIES = {
     **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), "azcopy sync"),
     "hdfs": "hdfs dfs -put",
 }
+# `s3://bucket`, `S3://bucket`, `simplecache::s3://bucket`, and `s3:/bucket`, which pathlib makes of the first; `s3:bucket`, as
+# some tools have it.
+ADDRESS = re.compile(rf"\s*(?:([A-Za-z][\w+.:-]*):/|({'|'.join(COPIES)}):[^/])", re.IGNORECASE)
 
 
 def explain_address(path: str) -> str:
     """Return why a path is none and what to type instead, as a sentence without its end; empty if it is a path."""
     if not (found := ADDRESS.match(path)):
         return ""
-    scheme = found[1].rpartition(":")[2].lower()
+    typed = found[1] or found[2]
+    scheme = typed.rpartition(":")[2].lower()
     if scheme == "file":
-        return f"type the path without {found[1]}://"
+        return f"type the path without {typed}://"
     copy = f" To copy between a folder and the store, type {COPIES[scheme]}." if scheme in COPIES else ""
     if scheme in BUCKETS:
-        copy += f" To keep a copy of each run in a bucket, add --store {scheme}://BUCKET/PATH. To fetch data from a bucket, type"
-        copy += f" slipway data fetch {scheme}://BUCKET/PATH."
+        address = f"{scheme}://BUCKET/PATH"
+        copy += f" To keep runs in a bucket, add --store {address}, and --resume auto to resume from there. To fetch data from a"
+        copy += f" bucket, type slipway data fetch {address}."
     if scheme == "hf" or "//huggingface.co/" in path:
         copy = " A repo of the Hub, where one is taken, is typed OWNER/NAME."
     return (
-        f"{found[1]}:// is not supported. A local or mounted path is needed, such as runs or /mnt/shared/runs.{copy} A folder "
-        f"whose name looks like an address is ./{path.strip()}"
+        f"{typed}:// is not supported. A local or mounted path is needed, such as runs or /mnt/shared/runs.{copy} A folder "
+        f"whose name looks like an address is ./{redact('', path.strip())}"
     )
 
 
 def require_local(path: str | Path, name: str) -> None:
     """Raise ConfigurationError if `path` is an address; `name` is what was typed, such as `--resume s3://bucket`."""
     if why := explain_address(str(path)):
-        raise ConfigurationError(f"{name}: {why}.")
+        raise ConfigurationError(f"{redact('', name)}: {why}.")
 
 
 def parse_path(text: str) -> str:
@@ -71,12 +75,12 @@ class RunPath(click.types.StringParamType):
         text = str(value)
         if not is_store(text):
             if why := explain_address(text):
-                raise NotLocalError(f"{text!r}: {why}.", ctx, param)
+                raise NotLocalError(f"{redact('', text)!r}: {why}.", ctx, param)
             return text
         try:
             return str(parse_store(text))
         except ValueError as error:
-            raise NotLocalError(f"{text!r}: {error}.", ctx, param) from None
+            raise NotLocalError(f"{redact('', text)!r}: {error}.", ctx, param) from None
 
 
 class LocalPath(click.Path):
@@ -85,7 +89,7 @@ class LocalPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Fails with what is allowed."""
         if why := explain_address(str(value)):
-            raise NotLocalError(f"{str(value)!r}: {why}.", ctx, param)
+            raise NotLocalError(f"{redact('', str(value))!r}: {why}.", ctx, param)
         return super().convert(value, param, ctx)
 
 
@@ -96,8 +100,6 @@ class LocalRun(LocalPath):
         """Return the path. Fails with the commands that accept an address in a store."""
         if is_store(str(value)):
             name = ctx.info_name if ctx else "this command"
-            text = (
-                f"{str(value)!r}: slipway {name} needs a run on a disk of this machine. Of a run in a store there are"
-            )
-            raise NotLocalError(f"{text} {READERS}.", ctx, param)
+            text = f"{redact('', str(value))!r}: slipway {name} needs a run on a disk of this machine."
+            raise NotLocalError(f"{text} Of a run in a store there are {READERS}.", ctx, param)
         return super().convert(value, param, ctx)

@@ -12,6 +12,12 @@ BUCKETS = {
     "az": r"[a-z0-9](?:-?[a-z0-9]){2,62}",
 }
 SEGMENT = re.compile(r"[\w.=+@,-]+")
+# The variables for what some tools take in an address: an account, keys, a signature, a server.
+VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_BASE_URL",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, and AZURE_STORAGE_ENDPOINT",
+}
 
 
 class StoreAddress(NamedTuple):
@@ -47,6 +53,11 @@ def parse_store(text: str) -> StoreAddress | None:
             raise ValueError("file:// needs an absolute path of a folder, such as file:///mnt/backup/runs")
         return StoreAddress(scheme, "", "/" + _checked(found[2].strip("/")))
     bucket, _, path = found[2].partition("/")
+    if {*bucket} & {*":@"} or {*found[2]} & {*"?#"}:  # what it was is not repeated: it may be a key
+        raise ValueError(
+            f"{scheme}://{'CONTAINER' if scheme == 'az' else 'BUCKET'}[/PATH] is needed, without an account, a key, a host or "
+            f"parameters (?). These are set by {VARIABLES[scheme]}"
+        )
     if not re.fullmatch(BUCKETS[scheme], bucket):
         raise ValueError(
             f"{scheme}:// needs the name of a {'container' if scheme == 'az' else 'bucket'}, and a path in it if you like: "

@@ -36,13 +36,18 @@ ENDPOINTS = {
 }
 # In the answer of a server of S3, Azure or Google; what is wrong with its certificate.
 CODE = re.compile(r"<Code>(\w{1,60})</Code>|InvalidCertificate\(\s*(\w{1,60})")
-# Answers for which obstore has no class, or not for every request, and that no later try changes; and the addresses at which a
-# cloud's machine gets its credentials: where they are asked in vain, there are none.
+# The addresses at which a cloud's machine gets its credentials: where they are asked in vain, there are none.
+METADATA = ("169.254.169.254", "metadata.google.internal")
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+# Answers for which obstore has no class, or not for every request, and that no later try changes.
 FINAL = (
+    *METADATA,
     "status code: 401",
     "status code: 403",
-    "169.254.169.254",
-    "metadata.google.internal",
     "NoSuchBucket",
     "InvalidBucketName",
     "PermanentRedirect",
@@ -61,13 +66,21 @@ def as_store_errors(name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if any(word in str(error) for word in FINAL):
-            raise StoreRefusedError(f"{name}: {_short(error)}") from None
-        raise MissingObjectError(f"{name}: {_short(error)}") from None
+            raise StoreRefusedError(_explain(name, error)) from None
+        raise MissingObjectError(_explain(name, error)) from None
     except REFUSED as error:
-        raise StoreRefusedError(f"{name}: {_short(error)}") from None
+        raise StoreRefusedError(_explain(name, error)) from None
     except (exceptions.BaseError, OSError) as error:
         final = any(word in str(error) for word in FINAL)
-        raise (StoreRefusedError if final else UnreachableError)(f"{name}: {_short(error)}") from None
+        raise (StoreRefusedError if final else UnreachableError)(_explain(name, error)) from None
+
+
+def _explain(name: str, error: Exception) -> str:
+    """What an error means for the store of this name."""
+    if any(host in str(error) for host in METADATA):
+        wanted = CREDENTIALS[name.partition(":")[0]]
+        return f"{name}: {wanted} are not set, and this machine has no credentials of its own: {_short(error)}"
+    return f"{name}: {_short(error)}"
 
 
 def _short(error: Exception) -> str:
