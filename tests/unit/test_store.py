@@ -25,7 +25,14 @@ from slipway.store.claims import SupersededAttemptError, claim, highest_claim
 from slipway.store.copier import Assignment, Copier, CopyService
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
-from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError, open_store
+from slipway.store.objects import (
+    MissingObjectError,
+    ObjectStore,
+    StoreError,
+    StoreRefusedError,
+    UnreachableError,
+    open_store,
+)
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -86,6 +93,12 @@ def test_another_bucket_or_token_of_google_is_refused(google: Google, monkeypatc
         ("az://test", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64"}, "Invalid Access Key"),
         ("az://test", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ENDPOINT": "localhost"}, "AZURE_STORAGE_ENDPOINT=localhost has"),
         ("s3://test", {"AWS_ENDPOINT_URL": "localhost:9000"}, "AWS_ENDPOINT_URL=localhost:9000 has to begin with http://"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "http://[::1"}, "has to begin with http:// or https://, and to name a server"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "http://localhost:99999"}, "and to name a server"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "http://"}, "and to name a server"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "http://a b"}, "and to name a server"),
+        ("s3://test", {"AWS_ACCESS_KEY_ID": "a\n", "AWS_SECRET_ACCESS_KEY": "b"}, "AWS_ACCESS_KEY_ID has a space or a line break"),
+        ("az://test", {"AZURE_STORAGE_ACCOUNT_KEY": " a2V5"}, "AZURE_STORAGE_ACCOUNT_KEY has a space or a line break"),
         ("gs://test", {"GOOGLE_BASE_URL": "ftp://localhost"}, "has to begin with http://"),
         ("s3://test", {"AWS_CA_BUNDLE": "/nowhere.pem"}, "No such file"),
         ("s3://test", {"AWS_ACCESS_KEY_ID": "a"}, "Missing SecretAccessKey|SecretAccessKey"),
@@ -564,6 +577,13 @@ def test_what_is_stopped_copies_the_newest_and_gives_up_an_older_one(tmp_path: P
         ("Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>", StoreRefusedError),
         ("Error performing PUT http://169.254.169.254/latest/api/token in 10s, after 5 retries", StoreRefusedError),
         ("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>", UnreachableError),
+        ("Server returned non-2xx status code: 404 Not Found: <!DOCTYPE HTML><html>", StoreRefusedError),
+        ("Server returned non-2xx status code: 400 Bad Request (AuthorizationHeaderMalformed)", StoreRefusedError),
+        ("Server returned non-2xx status code: 400 Bad Request: <Code>RequestTimeout</Code>", UnreachableError),
+        ("Server returned non-2xx status code: 409 Conflict: <Code>OperationAborted</Code>", UnreachableError),
+        ("Server returned non-2xx status code: 429 Too Many Requests", UnreachableError),
+        ("Server returned non-2xx status code: 501 Unsupported method ('PUT')", StoreRefusedError),
+        ("Received redirect without LOCATION status code: 307", StoreRefusedError),
         ("HTTP error: error sending request", UnreachableError),
         ("HTTP error: builder error", StoreRefusedError),
     ],
@@ -574,6 +594,35 @@ def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: ty
 
     with pytest.raises(kind, match=r"s3://bucket: .*Generic S3 error"), as_store_errors("s3://bucket"):
         raise exceptions.GenericError(f"Generic S3 error: {said}\n\nDebug source:\nGeneric {{}}")
+
+
+def test_only_an_object_that_is_read_can_be_missing() -> None:
+    pytest.importorskip("obstore")
+    from slipway.store.cloud import as_store_errors
+
+    with pytest.raises(MissingObjectError), as_store_errors("s3://bucket", reads=True):
+        raise FileNotFoundError(
+            "Object at location run/x not found: status code: 404 Not Found: <Code>NoSuchKey</Code>"
+        )
+    with pytest.raises(StoreRefusedError), as_store_errors("s3://bucket", reads=True):
+        raise FileNotFoundError(
+            "Object at location run/x not found: status code: 404 Not Found: <Code>NoSuchBucket</Code>"
+        )
+    with pytest.raises(StoreRefusedError), as_store_errors("s3://bucket"):
+        raise FileNotFoundError(
+            "Object at location run/x not found: status code: 404 Not Found: <Code>NoSuchKey</Code>"
+        )
+
+
+def test_a_library_that_panics_is_an_answer_like_another() -> None:
+    pytest.importorskip("obstore")
+    from slipway.store.cloud import as_store_errors
+
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(StoreRefusedError, match="s3://bucket: InvalidUri"), as_store_errors("s3://bucket"):
+        raise panic("InvalidUri")
+    with pytest.raises(KeyboardInterrupt), as_store_errors("s3://bucket"):
+        raise KeyboardInterrupt
 
 
 def test_the_status_and_the_code_of_an_answer_are_shown_however_long_the_rest_is() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions
@@ -34,6 +35,9 @@ ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+BODY = re.compile(r"<\?xml|<!doctype|<html", re.IGNORECASE)  # how the content of an answer begins
+# How the variables of keys, regions and endpoints begin. Those of Google are addresses and paths, or JSON.
+PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_BASE_", "az": "AZURE_"}
 # In the answer of a server of S3, Azure or Google; what is wrong with its certificate.
 CODE = re.compile(r"<Code>(\w{1,60})</Code>|InvalidCertificate\(\s*(\w{1,60})")
 # The addresses at which a cloud's machine gets its credentials: where they are asked in vain, there are none.
@@ -46,8 +50,6 @@ CREDENTIALS = {
 # Answers for which obstore has no class, or not for every request, and that no later try changes.
 FINAL = (
     *METADATA,
-    "status code: 401",
-    "status code: 403",
     "NoSuchBucket",
     "InvalidBucketName",
     "PermanentRedirect",
@@ -57,25 +59,46 @@ FINAL = (
     "InvalidCertificate",
     "builder error",  # an address that is none
 )
+STATUS = re.compile(r"status code: (\d{3})")
+# Of a request that is wrong: 501, and all of 300 to 499 but a time-out, a conflict with another request, and too many of them.
+RETRIED = frozenset({408, 409, 423, 425, 429})
+TIMEOUT = "RequestTimeout"  # of S3, with status 400
 
 
 @contextmanager
-def as_store_errors(name: str) -> Iterator[None]:
-    """Turn an error of obstore into the StoreError that says the same, in one line."""
+def as_store_errors(name: str, *, reads: bool = False) -> Iterator[None]:
+    """Turn an error of obstore into the StoreError that says the same, in one line.
+
+    Only an object that it `reads` can be missing: where a listing or a write finds nothing, the bucket or the endpoint is wrong.
+    """
     try:
         yield
     except FileNotFoundError as error:
-        if any(word in str(error) for word in FINAL):
-            raise StoreRefusedError(_explain(name, error)) from None
-        raise MissingObjectError(_explain(name, error)) from None
+        missing = reads and not _is_final(str(error))
+        raise (MissingObjectError if missing else StoreRefusedError)(_explain(name, error)) from None
     except REFUSED as error:
         raise StoreRefusedError(_explain(name, error)) from None
     except (exceptions.BaseError, OSError) as error:
-        final = any(word in str(error) for word in FINAL)
+        final = _is_final(str(error)) or _is_wrong(str(error))
         raise (StoreRefusedError if final else UnreachableError)(_explain(name, error)) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of pyo3, which has no module to import it from
+            raise
+        raise StoreRefusedError(_explain(name, error)) from None
 
 
-def _explain(name: str, error: Exception) -> str:
+def _is_final(said: str) -> bool:
+    return any(word in said for word in FINAL)
+
+
+def _is_wrong(said: str) -> bool:
+    """Whether the status of an answer says that the request makes no sense there."""
+    found = STATUS.search(said)
+    status = int(found[1]) if found else 0
+    return (300 <= status < 500 and status not in RETRIED and TIMEOUT not in said) or status == 501
+
+
+def _explain(name: str, error: BaseException) -> str:
     """What an error means for the store of this name."""
     if any(host in str(error) for host in METADATA):
         wanted = CREDENTIALS[name.partition(":")[0]]
@@ -83,14 +106,14 @@ def _explain(name: str, error: Exception) -> str:
     return f"{name}: {_short(error)}"
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     """The first line of an error, and the code that the store gave it: obstore adds what Rust knows, and the whole answer.
 
     Of a long line the middle is left out, which is an address: the status of the answer is at the end.
     """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     code = CODE.search(str(error))
-    text = text.partition("<?xml")[0].rstrip(": ")
+    text = BODY.split(text)[0].rstrip(": ")
     text = f"{text[:180]}…{text[-120:]}" if len(text) > 300 else text
     return f"{text} ({code[1] or code[2]})" if code else text
 
@@ -120,7 +143,7 @@ class CloudStore:
 
     def read(self, name: str) -> bytes:
         """As ObjectStore says."""
-        with as_store_errors(self._name):
+        with as_store_errors(self._name, reads=True):
             return bytes(obstore.get(self._bucket, f"{self._prefix}{name}").bytes())
 
     def find(self, name: str) -> dict[str, ObjectFacts]:
@@ -134,12 +157,12 @@ class CloudStore:
 
     def written(self, name: str) -> float:
         """As ObjectStore says."""
-        with as_store_errors(self._name):
+        with as_store_errors(self._name, reads=True):
             return float(obstore.head(self._bucket, f"{self._prefix}{name}")["last_modified"].timestamp())
 
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         """As ObjectStore says."""
-        with as_store_errors(self._name):
+        with as_store_errors(self._name, reads=True):
             found = obstore.get(self._bucket, f"{self._prefix}{name}", options={"range": (begin, end)})
             if _facts(found.meta) != facts:
                 raise MissingObjectError(f"{name} has changed since it was listed")
@@ -181,6 +204,7 @@ def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:
     """The bucket as obstore knows it. Raises what obstore raises, OSError, and StoreRefusedError for an endpoint that is none."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
+    _require_clean(PREFIXES[address.scheme], environ)
     client: dict[str, Any] = {"connect_timeout": CONNECT, "timeout": REQUEST}
     if bundle := environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE"):
         client["root_certificate"] = Path(bundle).read_bytes()
@@ -188,21 +212,40 @@ def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:
     if endpoint.startswith("http://"):
         client["allow_http"] = True
     more: dict[str, Any] = {"client_options": client, "retry_config": RETRIES}
+    if endpoint:
+        more["base_url" if address.scheme == "gs" else "endpoint"] = endpoint
     if address.scheme == "gs":
         return GCSStore(address.bucket, **more)
     if address.scheme == "az":
         return AzureStore(address.bucket, **more)
     if endpoint:
-        more["endpoint"] = endpoint
         more["region"] = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return S3Store(address.bucket, **more)
+
+
+def _require_clean(prefix: str, environ: Mapping[str, str]) -> None:
+    """Raise StoreRefusedError for a variable with a line break or a space around it, as files of secrets often have one."""
+    for name, value in environ.items():
+        if name.startswith(prefix) and (value != value.strip() or "\n" in value):
+            raise StoreRefusedError(f"{name} has a space or a line break in it. A value without it is needed")
+
+
+def is_web_address(text: str) -> bool:
+    """Whether a text is an address such as https://host:9000. obstore ends its process with an address that is none."""
+    try:
+        parts = urlsplit(text)
+        return text.startswith(("http://", "https://")) and bool(parts.hostname) and parts.port != 0 and " " not in text
+    except ValueError:
+        return False
 
 
 def read_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
     """The address of another server than the cloud's own, empty without one. Raises StoreRefusedError where it is no address."""
     for name in ENDPOINTS[scheme]:
         if endpoint := environ.get(name):
-            if not endpoint.startswith(("http://", "https://")):
-                raise StoreRefusedError(f"{name}={endpoint} has to begin with http:// or https://")
-            return endpoint
+            if not is_web_address(endpoint):
+                raise StoreRefusedError(
+                    f"{name}={endpoint} has to begin with http:// or https://, and to name a server"
+                )
+            return endpoint.rstrip("/")
     return ""
