@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.protocol.files import MANIFEST, part_name, snapshot_name
 from slipway.store.catalog import Catalog, StoredSnapshot
-from slipway.store.objects import MissingObjectError, ObjectFacts, UnreachableError
+from slipway.store.objects import MissingObjectError, ObjectFacts, ObjectStore, UnreachableError
 
 
 class KilledError(BaseException):
@@ -157,7 +157,7 @@ def is_valid(store: FakeStore, stored: StoredSnapshot) -> bool:
     return True
 
 
-def steps_in(store: FakeStore, run: str = "run") -> list[int]:
+def steps_in(store: ObjectStore, run: str = "run") -> list[int]:
     """The steps of the complete snapshots in a store, newest first."""
     catalog = Catalog(store, run)
     catalog.look()

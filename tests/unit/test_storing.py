@@ -9,14 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fake_store import make_snapshot
+from fake_store import make_snapshot, steps_in
 from ports import take_ports
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
+from waiting import wait_until
 
 from slipway.launch import storing
+from slipway.launch.attempt.stops import Stops
 from slipway.launch.node import NoStore, WaitError, enter
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.run import NoNewRunError
+from slipway.launch.run_directory.run import NoNewRunError, Run
+from slipway.process.machine import Clock
 from slipway.protocol.errors import LaunchError
 from slipway.store.copier import Assignment, Copier
 from slipway.store.folder import FolderStore
@@ -207,3 +210,34 @@ def test_the_other_nodes_learn_of_a_store_that_refuses_and_do_not_wait(
         assert enter(job, stack, store=FailingStore(NoNewRunError("has it already"))).occupied == "has it already"
         with pytest.raises(WaitError, match="does not answer"):
             enter(job, stack, store=FailingStore(WaitError("it does not answer", 77)))
+
+
+def test_a_process_that_copies_and_is_killed_is_started_again_and_continues_the_same_attempt(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    environ = {"SLIPWAY_STORE": f"file://{tmp_path}/store"}
+    plan, sources = plan_for(("linear",), environ), make_sources(environ)
+    job = Job(plan, sources, make_devices(), environ, None, make_host())
+    run, said, now = Run(tmp_path / "job", "none", 1), list[str](), [0.0]
+    make_snapshot(run.path, 10)
+    (run.path / "node-0").mkdir()
+    (run.path / "run.json").write_text('{"workload": "linear", "attempt": 1}')
+    kept = FolderStore(tmp_path / "store")
+    with Stops() as stops, storing.Stores(job, stops, said.append, Clock(monotonic=lambda: now[0])) as stores:
+        stores.copy(run, plan.topology)
+        for step, seconds in (
+            (10, 61.0),
+            (20, 59.0),
+        ):  # it is started again at once at the end, and once a minute before
+            wait_until(lambda step=step: steps_in(kept, "job")[:1] == [step], lambda: str(said))
+            copying = stores._process
+            assert copying is not None
+            copying.kill()
+            copying.wait()
+            make_snapshot(run.path, step + 10)
+            now[0] += seconds
+            stores.look()
+            assert (stores._process is copying) == (step == 20)
+    assert steps_in(kept, "job") == [30, 20]
+    again = f"warning: the process that copies to file://{tmp_path}/store has ended; it is started again"
+    assert said.count(again) == 2, said
+    assert said[-1] == f"file://{tmp_path}/store/job has step 30, the newest snapshot"

@@ -55,6 +55,8 @@ class Stores(NoStore):
         self._leads = job.plan.topology.rank == 0  # whether this is the node of rank 0, which speaks for all
         self._since: float | None = None  # when the store began to fail
         self._answers = b""
+        self._nonce, self._began = os.urandom(8).hex(), 0.0
+        self._assignment: dict[str, Any] = {}  # what is copied
         if self._address:
             require_store(self._address)
             if job.plan.topology.process:
@@ -65,15 +67,20 @@ class Stores(NoStore):
 
     def __enter__(self) -> Self:
         """Start the process, with a store. Raises LaunchError where it cannot be started."""
-        if self._address is None:
-            return self
+        if self._address is not None:
+            self._start(self._address)
+        return self
+
+    def _start(self, address: StoreAddress) -> None:
         sources = self._job.sources
         options = {
-            "url": str(self._address),
+            "url": str(address),
             "limit": int(sources.value("SLIPWAY_STORE_LIMIT")) * 1e6,
             "parallel": int(sources.value("SLIPWAY_STORE_PARALLEL")),
+            "nonce": self._nonce,
         }
         command = [sys.executable, "-P", "-u", "-m", "slipway.store.copier", json.dumps(options)]
+        self._answers, self._began = b"", self._clock.monotonic()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -83,18 +90,17 @@ class Stores(NoStore):
                 start_new_session=True,
             )
         except OSError as error:
-            raise LaunchError(
-                f"The process that copies to {self._address} cannot be started: {error}", UNHEALTHY
-            ) from None
-        return self
+            raise LaunchError(f"The process that copies to {address} cannot be started: {error}", UNHEALTHY) from None
 
     def __exit__(self, *error: object) -> None:
         """Wait until the newest snapshot is in the store, as long as there is time, and report which one is."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
         if self._node is not None and not self.superseded:
             self._finish(self._node)
+        self._end(self._process)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(OSError):
@@ -161,25 +167,35 @@ class Stores(NoStore):
             return
         self._leads = topology.rank == 0
         self._node, self._attempt = run.node(topology.node_rank), run.attempt
+        self._assignment = {
+            "do": "copy",
+            "run": require_name(run.path),
+            "attempt": run.attempt,
+            "path": str(run.path),
+            "node": str(self._node.path),
+            "ranks": [*topology.ranks],
+            "keep": getattr(self._job.options, "keep", 2),
+        }
         with suppress(SilentStoreError):
-            self._ask(
-                {
-                    "do": "copy",
-                    "run": require_name(run.path),
-                    "attempt": run.attempt,
-                    "path": str(run.path),
-                    "node": str(self._node.path),
-                    "ranks": [*topology.ranks],
-                    "keep": getattr(self._job.options, "keep", 2),
-                },
-                0.0,
-            )
+            self._ask(self._assignment, 0.0)
+
+    def _revive(self, pause: float = PATIENCE) -> None:
+        """Start the process again where it has ended, killed for its memory perhaps, at most once in a `pause` (seconds)."""
+        process, address, old = self._process, self._address, self._clock.monotonic() - self._began
+        if process is None or address is None or process.poll() is None or old < pause:
+            return
+        self._end(process)
+        self._say(f"warning: the process that copies to {address} has ended; it is started again")
+        with suppress(LaunchError, SilentStoreError):
+            self._start(address)
+            self._ask(self._assignment, 0.0)
 
     def look(self) -> None:
         """Notice that another launcher continues the run, and say once that the store fails, and once that it works again."""
         now = self._clock.monotonic()
         if self._node is None or now - self._looked < LOOK:
             return
+        self._revive()
         self._looked, record = now, self._node.store
         if record.attempt == self._attempt:  # else it is of an earlier one, of another launcher perhaps
             self.superseded = record.superseded
@@ -227,6 +243,7 @@ class Stores(NoStore):
         grace = self._job.seconds("SLIPWAY_GRACE_SECONDS")
         ends = [end for stop in self._stops.came for end in (stop.at + grace, stop.by)]
         until = min(ends) - MARGIN if ends else None
+        self._revive(0.0)
         if self._leads:
             self._say(f"copying what is new to {node.store.store}")
         try:
@@ -259,7 +276,7 @@ class Stores(NoStore):
         try:
             process.stdin.write(f"{json.dumps(request)}\n".encode())
             process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # of a pipe whose other end is gone, or that is closed
             raise SilentStoreError("the process that copies has ended") from None
         answer = self._read_answer(seconds, until, request["do"]) if seconds != 0.0 else {}
         if answer.get("kind") == "refused":

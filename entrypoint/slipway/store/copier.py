@@ -281,12 +281,13 @@ class Copier:
 class CopyService:
     """Answers the launcher's requests, and copies in between."""
 
-    def __init__(self, url: str, limit: float, parallel: int) -> None:
+    def __init__(self, url: str, limit: float, parallel: int, nonce: str = "") -> None:
+        """`nonce`: the launcher, whose claims are those of each process that it starts."""
         address = parse_store(url)
         assert address is not None
         self._address, self._pace = address, Pace(limit, parallel)
         self._store: ObjectStore | None = None
-        self._nonce = os.urandom(8).hex()
+        self._nonce = nonce or os.urandom(8).hex()
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._finishing = threading.Event()
         self._copier: Copier | None = None
@@ -437,7 +438,7 @@ def main() -> None:
     with suppress(OSError):
         os.nice(NICE)
     options = json.loads(sys.argv[1])
-    CopyService(options["url"], options["limit"], options["parallel"]).run()
+    CopyService(**options).run()
 
 
 if __name__ == "__main__":
