@@ -677,3 +677,25 @@ def test_after_copies_that_succeeded_at_the_end_no_error_is_reported(tmp_path: P
     (tmp_path / "away").rename(tmp_path / "store")
     assert service.do_finish({}) == {"step": 5, "newest": 5, "failure": ""}
     assert (json.loads(record.read_text())["step"], json.loads(record.read_text())["error"]) == (5, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "new", "known"),
+    [(StoreRefusedError("AccessDenied"), "refused", None), (UnreachableError("507"), None, None), (None, None, None)],
+)
+def test_who_may_only_read_a_store_begins_no_run_there_and_may_resume_one(
+    tmp_path: Path, error: StoreError | None, new: str | None, known: str | None
+) -> None:
+    store, service = FakeStore(), CopyService(f"file://{tmp_path}", 0.0, 1)
+    copier(store, tmp_path / "run").tick()
+    service._store = store
+
+    def refuse(kind: str, name: str) -> None:
+        if error and kind in ("write", "create"):
+            raise error
+
+    store.before = refuse
+    for run in ("new", "-", ""):
+        assert service._answer({"do": "look", "run": run, "workload": "vision"}).get("kind") == new
+    assert service._answer({"do": "look", "run": "run"}).get("kind") == known
+    assert service._answer({"do": "look", "run": "", "workload": "gpt"})["run"] == "run"

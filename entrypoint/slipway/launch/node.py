@@ -117,12 +117,10 @@ def require_place(job: Job) -> None:
 
 def hold(stack: ExitStack, store: NoStore, path: Path) -> bool:
     """Claim the folder of a new run until the end of the `stack`, and for good once anything is in it. Raises LaunchError."""
-    if claimed := claim(path):
-        if not store.reserve(path):
-            release(path)
-            return False
-        stack.callback(release, path)
-    return claimed
+    if not claim(path):
+        return False
+    stack.callback(release, path)
+    return store.reserve(path)
 
 
 def name_odd_runs(job: Job) -> None:

@@ -39,8 +39,8 @@ from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog, Version
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim, read_claim, require_newest
 from slipway.store.download import snapshots_folder
-from slipway.store.layout import RECORDS, Location
-from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, open_store
+from slipway.store.layout import RECORDS, WRITABLE, Location
+from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError, open_store
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -356,10 +356,15 @@ class CopyService:
         return self._store
 
     def do_look(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The run of a name, or the newest one of a workload: its name, its highest claim, and run.json; {} without one."""
+        """The run of a name, or the newest one of a workload: its name, its highest claim, and run.json; {} without one.
+
+        Raises StoreRefusedError where a new run could not be written either.
+        """
         run = request.get("run") or self._newest_of(request["workload"])
         number = highest_claim(self.store, run) if run else None
         if not run or number is None:
+            with suppress(UnreachableError):  # full, perhaps: it is tried again
+                self.store.create(WRITABLE, b"")
             return {}
         record = read_claim(self.store, run, number).get("run")
         return {"run": run, "attempt": number, "record": record if isinstance(record, dict) else {}}

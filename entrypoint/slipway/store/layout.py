@@ -16,6 +16,7 @@ from typing import NamedTuple
 from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, OUTCOME_FILE, SNAPSHOTS, part_name, snapshot_name
 
 ATTEMPT = "attempt-"
+WRITABLE = "-/writable"  # of no run: who may create it may write
 RECORDS = (OUTCOME_FILE, OPTIONS_FILE, METRICS_FILE)  # run.json is in the claim
 SNAPSHOT = re.compile(r"attempt-(\d{8})/snapshots/(?:part-(\d{5})/)?step-(\d{8,15})/(.+)")
 CLAIM = re.compile(r"(\d{8})\.json")
