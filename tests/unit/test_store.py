@@ -699,3 +699,43 @@ def test_who_may_only_read_a_store_begins_no_run_there_and_may_resume_one(
         assert service._answer({"do": "look", "run": run, "workload": "vision"}).get("kind") == new
     assert service._answer({"do": "look", "run": "run"}).get("kind") == known
     assert service._answer({"do": "look", "run": "", "workload": "gpt"})["run"] == "run"
+
+
+def test_snapshots_that_may_not_be_deleted_are_reported_as_long_as_they_are_there_and_copies_continue(
+    tmp_path: Path,
+) -> None:
+    run, store, service = tmp_path / "run", FakeStore(), CopyService(f"file://{tmp_path}", 0.0, 1)
+    service._store = store
+    run.mkdir()
+    (run / RUN_FILE).write_text('{"workload": "gpt", "attempt": 1}')
+    service.do_copy({"run": "run", "attempt": 1, "path": str(run), "node": str(run), "ranks": [0], "keep": 1})
+
+    def refuse(kind: str, name: str) -> None:
+        if kind == "delete":
+            raise StoreRefusedError("AccessDenied")
+
+    store.before = refuse
+    for step in (1, 2, 3):
+        make_snapshot(run, step)
+        for _ in range(3):
+            service._tick()
+            assert NodeDirectory(run).store.error == ("AccessDenied" if step > 1 else "")
+        assert steps_in(store)[0] == NodeDirectory(run).store.step == step
+    service._finishing.set()  # as the request does that comes before
+    assert service.do_finish({}) == {"step": 3, "newest": 3, "failure": ""}, "the end does not wait for it"
+    service._finishing.clear()
+    calm(store)
+    service._tick()
+    assert NodeDirectory(run).store.error == ""
+    assert steps_in(store) == [3]
+
+
+def test_a_clock_that_is_set_back_does_not_end_the_copies_of_metrics(tmp_path: Path) -> None:
+    store, now = FakeStore(), [1_795_000_000.0]
+    own = copier(store, tmp_path / "run")
+    own.clock = lambda: now[0]
+    for number, seconds in enumerate((0.0, -86_400.0, 61.0)):
+        (tmp_path / "run/metrics.jsonl").write_text(f'{{"step": {number}}}\n' * (number + 1))
+        now[0] += seconds
+        own.tick()
+        assert store.objects["run/attempt-00000001/record/metrics.jsonl"].count(b"\n") == number + 1

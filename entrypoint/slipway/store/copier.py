@@ -112,7 +112,7 @@ class Copier:
         self.recorder = RecordCopy(self.store, self.to.run, self.to.attempt, self.to.path)
         self._done: set[tuple[int, bytes]] = set()  # parts and manifests that are in the store
         self._bad: set[tuple[int, bytes]] = set()  # those that are damaged on the disk
-        self._claimed = False
+        self._claimed = self._unclean = False
         self._metrics_at = self._looked_at = 0.0
 
     def tick(self) -> bool:
@@ -124,6 +124,8 @@ class Copier:
             self._copy_records()
         found = self._next()
         if found is None:
+            if self._unclean and not self.finishing():
+                self._clean()
             return False
         version, part, path, manifest = found
         self.progress.copying, self.progress.done, self.progress.total = version[1], 0, 0
@@ -208,7 +210,7 @@ class Copier:
 
     def _copy_records(self) -> None:
         self.recorder.copy(tuple(name for name in RECORDS if name != METRICS_FILE))
-        if self.clock() - self._metrics_at >= METRICS_EVERY:
+        if abs(self.clock() - self._metrics_at) >= METRICS_EVERY:
             self._metrics_at = self.clock()
             self.recorder.copy((METRICS_FILE,))
 
@@ -218,7 +220,13 @@ class Copier:
         self._report_newest()
         if self.to.leader:
             self.recorder.copy((METRICS_FILE,))
-            clean(self.store, self.to.run, self.to.attempt, self.to.keep, self.catalog)
+            self._unclean = True
+            self._clean()
+
+    def _clean(self) -> None:
+        """Delete what newer snapshots replace. Where that fails, what is copied counts all the same, and it is tried again."""
+        clean(self.store, self.to.run, self.to.attempt, self.to.keep, self.catalog)
+        self._unclean = False
 
     def _catch_up(self) -> None:
         """Look again for the newest complete snapshot: other nodes copy their parts later, and a listing may lag."""
