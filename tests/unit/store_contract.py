@@ -31,6 +31,7 @@ def lists_names_and_sizes_below_a_prefix(store: ObjectStore) -> None:
     assert store.list_objects("ru/") == {}, "a prefix ends at a slash"
     assert store.list_folders("") == ["run", "run-2"]
     assert store.list_folders("run/") == ["a", "b"]
+    assert store.list_folders("nothing/") == []
 
 
 def says_what_is_missing(store: ObjectStore) -> None:

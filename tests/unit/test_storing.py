@@ -100,6 +100,17 @@ def test_a_run_that_the_store_has_already_is_not_overwritten(slipway: Slipway, t
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    "words", [("--runs", "kept"), ("--run-dir", "./kept/job"), ("--runs", "kept", "--resume", "auto")], ids=" ".join
+)
+def test_the_folder_of_runs_is_no_store(slipway: Slipway, words: tuple[str, ...]) -> None:
+    Path("kept").mkdir()
+    answer = slipway("run", "--store", f"file://{Path('kept').resolve()}", *words, "linear")
+    assert answer.code == 78
+    assert "is the folder of runs itself" in answer.err, answer.err
+    assert [*Path("kept").iterdir()] == []
+
+
 def test_a_name_that_no_object_can_have_is_refused(slipway: Slipway, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     answer = slipway("run", "--store", f"file://{tmp_path}/store", "--run-dir", "my run", "linear")
@@ -187,6 +198,17 @@ def test_a_run_that_is_not_in_the_store_is_a_mistake(slipway: Slipway, tmp_path:
     answer = slipway(command, "hdfs://name/run", *more)
     assert answer.code == 78
     assert "hdfs:// is not supported" in answer.err
+
+
+def test_a_mistyped_name_is_answered_with_what_the_store_has(slipway: Slipway, tmp_path: Path) -> None:
+    address, cache = kept_run(tmp_path), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (tmp_path / "store/-").mkdir()
+    assert slipway("status", address, **cache).out.startswith(f"{address}: linear, attempt 1\n")
+    assert slipway("status", f"{address}b", **cache).err.rstrip().endswith("The store has job.")
+    above = slipway("status", address.removesuffix("/job"), **cache)
+    assert above.err.rstrip().endswith("Below it there are job."), above.err
+    (tmp_path / "empty").mkdir()
+    assert "The store is empty." in slipway("status", f"file://{tmp_path}/empty/job", **cache).err
 
 
 class FailingStore(NoStore):

@@ -175,7 +175,9 @@ def status_json(status: Status) -> dict[str, Any]:
 def status_lines(status: Status) -> list[str]:
     """The same for people: who runs it and where each rank stands, or how it ended."""
     record = status.record
-    lines = [f"{status.path}: {record.workload or 'a run'}, attempt {record.attempt or 1}"]
+    fetched = status.store.fetched if status.store else None
+    where = status.store.store if status.store and fetched is not None else status.path
+    lines = [f"{where}: {record.workload or 'a run'}, attempt {record.attempt or 1}"]
     for node, holder in zip(status.nodes, status.holders, strict=True):
         lines.append(f"  running     {f'node {node}: ' if record.nodes > 1 else ''}{holder.text}")
     if (waiting := status.waiting) and waiting.since is not None:
@@ -187,7 +189,6 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"  spare       {idle or 'no spare node is here'}")
     if status.hang:
         lines.append(f"  hang        {status.hang}")
-    fetched = status.store.fetched if status.store else None
     if fetched is not None and not status.outcome.word:
         lines.append(f"  state       no outcome in the store at {utc(fetched)}: it runs, or its machines are gone")
     elif not status.alive:

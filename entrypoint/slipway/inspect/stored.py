@@ -14,11 +14,14 @@ from slipway.launch.storing import require_store
 from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
 from slipway.protocol.files import STORE_FILE, node_folder, write_json
+from slipway.protocol.printable import listed
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
+
+SHOWN = 10  # names that a message lists
 
 
 def cached(address: str, kind: str = "store", environ: Mapping[str, str] = os.environ) -> Path:
@@ -65,7 +68,7 @@ def store_errors(address: str, path: Path, elsewhere: str) -> Iterator[None]:
 
 def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bool) -> None:
     if not fetch_records(store, run, path, always=True):
-        raise LaunchError(f"There is no run {address}. An address is that of the store and the name of a run.")
+        raise LaunchError(f"There is no run {address}. {_explain_name(store, run)}")
     if snapshots:
         found = restore(store, run, path, ranks=[0])
         if found.step is None and found.skipped:
@@ -81,3 +84,12 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
     node = node_folder(path, 0)
     make_folder(node)
     write_json(node / STORE_FILE, record._asdict())
+
+
+def _explain_name(store: ObjectStore, run: str) -> str:
+    """What there is instead of a run: others in the store, or below this name."""
+    below, beside = ([each for each in store.list_folders(prefix) if each != "-"] for prefix in (f"{run}/", ""))
+    address = "An address is that of the store and the name of a run."
+    if below:
+        return f"{address} Below it there are {listed(below, SHOWN)}."
+    return f"{address} The store has {listed(beside, SHOWN)}." if beside else f"{address} The store is empty."

@@ -123,6 +123,7 @@ class Stores(NoStore):
         job = self._job
         plan, topology = job.plan, job.plan.topology
         run = place_run(plan, job.sources, self._clock.time())
+        require_elsewhere(self._address, run.path)
         named = bool(job.sources.value("SLIPWAY_RUN_DIR") or topology.job)
         known = named or newest_run(Path(job.sources.value("SLIPWAY_RUNS")), plan.workload.name) is not None
         if run.resume == "auto" and not known and topology.rank:
@@ -330,6 +331,14 @@ def require_store(address: StoreAddress) -> None:
         raise LaunchError(
             f"{address} needs obstore, which {sys.executable} does not have: this Slipway was installed without its "
             f"extra `store`. Type: {pip_install('obstore')}"
+        )
+
+
+def require_elsewhere(address: StoreAddress, run: Path) -> None:
+    """Raise LaunchError (78) where a store is the folder that the run itself is in."""
+    if address.scheme == "file" and Path(address.path).resolve() == run.parent.resolve():
+        raise LaunchError(
+            f"{address} is the folder of runs itself, so a copy of {run} would be lost with it. Name a folder on another disk."
         )
 
 

@@ -50,8 +50,9 @@ class FolderStore:
     def list_folders(self, prefix: str) -> list[str]:
         """As ObjectStore says."""
         self._require_root()
-        with as_store_errors():
+        with suppress(MissingObjectError), as_store_errors():
             return sorted(path.name for path in (self._root / prefix).iterdir() if path.is_dir())
+        return []
 
     def read(self, name: str) -> bytes:
         """As ObjectStore says."""
