@@ -301,7 +301,8 @@ def replace_nodes(rounds: int) -> tuple[dict[bool, list[float]], bool]:
             left = [node for rank, node in there.items() if rank != victim]
             stepped = under_way.wait_for(functools.partial(stepped_again, left, killed))
             taken[victim == leader].append(stepped - killed)
-            print(f"  a whole node: {stepped - killed:.2f} s", flush=True)
+            which = "the node that led" if victim == leader else "the other node"
+            print(f"  {which} (RANK={victim}): {stepped - killed:.2f} s", flush=True)
             running, spare = [spare, *(rank for rank in running if rank != victim)], victim
             there[victim] = start(1, RANK=str(victim), **several)
         there[running[0]].process.send_signal(signal.SIGINT)  # the job ends, with a snapshot of this step

@@ -290,6 +290,12 @@ class Rules:
         attempt = self._known[launcher].attempt
         return attempt.number if attempt else 0
 
+    def place(self, launcher: Launcher) -> int:
+        """The place of a launcher in the newest attempt that it knows of, SPARE without one."""
+        attempt = self._known[launcher].attempt
+        places = attempt.places.items() if attempt else ()
+        return next((place for place, one in places if one is launcher), SPARE)
+
     def together(self, launchers: Collection[Launcher]) -> bool:
         """Whether all of these launchers know of the same attempt, and those that run it are among them."""
         attempt = next((self._known[one].attempt for one in launchers), None)

@@ -21,6 +21,7 @@ from slipway.protocol.outcomes import Word
 MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "report", "news", "ending")
 
 SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
+REPLACED = 5.0  # seconds from the kill of a node to the attempt in which a spare node has its place, at most
 LOOK = 5.0  # seconds between two looks for an interruption notice (AWS; the other clouds are asked more often)
 
 
@@ -609,6 +610,25 @@ async def succeeded(world: World) -> list[Job]:
     return [job]
 
 
+async def in_turn(world: World) -> list[Job]:
+    """One node after another is killed while a spare node waits, the one that leads among them, and another launcher starts once
+    the next attempt has begun, as the next spare node: none of the kills has to wait for a window or for a time-out.
+    """
+    dice, order = world.dice, draw_headed(world.dice)
+    job = await train_with_spares(world, dataclasses.replace(order, steps=200))
+    for _ in range(dice.randrange(2, 7)):
+        place = dice.choice((0, dice.randrange(order.nodes)))
+        rank = next(rank for rank, one in job.current.items() if world.rules.place(one) == place)
+        launcher = job.current.pop(rank)
+        world.rules.harmed(launcher, "killed", until=0.1)
+        launcher.process.kill()
+        await continues(job, REPLACED)
+        job.start(rank)
+        await continues(job, 30)
+        await asyncio.sleep(dice.uniform(6, 12))
+    return [job]
+
+
 async def lose_for_good(job: Job, rank: int) -> None:
     """A launcher is killed, or its machine loses power or its network, and does not come back."""
     if any(one.done for one in job.current.values()):
@@ -723,7 +743,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 4, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded,
+    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded,
 )  # fmt: skip
 
 

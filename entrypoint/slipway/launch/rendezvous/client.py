@@ -216,6 +216,11 @@ class Client:
         """Whether this launcher leads the others."""
         return self.leader == self._terms.node_rank
 
+    @property
+    def has_lost_leader(self) -> bool:
+        """Whether the launcher that led the last attempt is lost, or has left."""
+        return self._lost
+
     async def report(self, outcome: Outcome) -> Ending | Verdict:
         """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
         if self._link is None:

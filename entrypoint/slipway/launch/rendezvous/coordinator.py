@@ -33,7 +33,7 @@ from slipway.protocol.printable import one_line, rank_ranges
 FIRST_LINE_SECONDS = 3.0
 ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
 LOOK_SECONDS = 10.0  # that a name server has to answer
-SUCCEED_SECONDS = 10.0  # that a successor waits for those that asked it to lead; some may have found node 0 meanwhile
+SUCCEED_SECONDS = 3.0  # that a successor waits for those that asked it to lead; some may have found node 0 meanwhile
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
 AGAIN_SECONDS = (

@@ -245,7 +245,7 @@ class Rendezvous:
             self._announcing.pop().cancel()
         try:
             if self._socket:
-                self._lead()
+                self._lead(self._let_others_lead())
             go = await self._client.join(card)
             self._server.answer()
         finally:
@@ -265,16 +265,29 @@ class Rendezvous:
             self._coordinating = self._loop.create_task(self._coordinate(self._joining, pause))
             self._coordinating.add_done_callback(self._inspect)
 
+    def _let_others_lead(self) -> float:
+        """How many seconds this launcher leaves to the one that led the last attempt. Node 0 leads again at once only if that
+        one is lost: else some launchers would follow one and some the other, and each would wait for those that the other has.
+        """
+        if self._terms.node_rank or self._client.leads:
+            return 0.0
+        if self._client.has_lost_leader:
+            self._server.led = None
+            return 0.0
+        return YIELD_SECONDS
+
     async def _coordinate(self, card: Card, pause: float) -> None:
         import asyncio
 
         from slipway.launch.rendezvous.coordinator import Coordinator
 
+        if pause:
+            await asyncio.sleep(pause)
         if self._terms.node_rank:
             await self._server.be_asked(card.nonce)
             self._terms.say("enough launchers cannot reach node 0: this node leads the job in its place")
-        elif pause:
-            await asyncio.sleep(pause)
+        elif card.nonce and not self._client.leads:  # who has stayed is not known here
+            await self._server.be_asked(card.nonce, YIELD_SECONDS)
         await Coordinator(self._server, card).run()
 
     def _yield(self) -> None:

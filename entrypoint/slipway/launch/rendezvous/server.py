@@ -207,10 +207,12 @@ class Server:
         since = asyncio.get_running_loop().time() - ASKED_SECONDS
         return {rank for rank, (theirs, at) in self._asking.items() if at > since and theirs in ("", nonce)}
 
-    async def be_asked(self, nonce: str) -> None:
-        """Wait until as many launchers as an attempt needs ask this one to lead, itself among them: nobody else can lead then."""
+    async def be_asked(self, nonce: str, seconds: float = math.inf) -> None:
+        """Wait until as many launchers as an attempt needs ask this one to lead, itself among them: nobody else can lead then.
+        Node 0 leads without that, too, and waits for so many `seconds` at most.
+        """
         loop, terms = asyncio.get_running_loop(), self.terms
-        await self.until(lambda: terms.may_lead(self.asking(nonce)), math.inf)
+        await self.until(lambda: terms.may_lead(self.asking(nonce)), loop.time() + seconds)
         await self.until(lambda: len(self.asking(nonce)) >= terms.launchers - 1, loop.time() + TOGETHER_SECONDS)
         self.stayed = frozenset(self.asking(nonce))
 
