@@ -28,7 +28,8 @@ def main() -> int:
     options = read_options(options_parser(__doc__))
     report = Report(
         "Start of a container",
-        "Wall seconds from `docker run` to the end of the first training step of two CPU processes, warm page cache.",
+        "Wall-clock seconds from `docker run` to the end of the first training step of two CPU processes, with a warm page "
+        "cache.",
         options,
     )
     if missing := what_is_missing():

@@ -67,8 +67,9 @@ def main() -> int:
     options = read_options(options_parser(__doc__))
     report = Report(
         "Data-parallel training on CPUs",
-        "2 processes, gloo, OMP_NUM_THREADS=1, fp32, in turns in the same processes; efficiency is the time of the same "
-        "steps without exchange, both processes at once, over the time with Slipway's DistributedDataParallel.",
+        "2 processes, gloo, OMP_NUM_THREADS=1, fp32. All sides take turns in the same processes. Efficiency is the time of "
+        "the same steps without exchange, in both processes at once, divided by the time with Slipway's "
+        "DistributedDataParallel.",
         options,
     )
     cases = [SMOKE] if options.smoke else [SMALL, LARGE]

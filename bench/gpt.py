@@ -62,8 +62,9 @@ def main() -> int:
     options = read_options(parser)
     report = Report(
         "GPT on a CPU",
-        f"`{OURS}`, the whole loop, and the same model, text, schedule and number of steps in the others' ways, each at its "
-        "best flags: two processes with one thread, gloo. A turn ends with a barrier; CPU is that of both processes.",
+        f"`{OURS}`, the whole loop, against the same model, text, schedule and number of steps in the other libraries, each "
+        "with its best options: two processes with one thread each, gloo. A turn ends with a barrier. CPU is the CPU time of "
+        "both processes.",
         options,
     )
     for size, steps in {TINY: 4}.items() if options.smoke else SIZES.items():

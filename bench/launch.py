@@ -69,7 +69,7 @@ def main() -> int:
     options = read_options(options_parser(__doc__))
     report = Report(
         "Launch",
-        "A script that does nothing, in two processes on this machine; wall seconds of the whole command.",
+        "A script that does nothing, in two processes on this machine. Times are wall-clock seconds of the whole command.",
         options,
     )
     with tempfile.TemporaryDirectory() as name:

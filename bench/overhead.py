@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1500, help="of each job (1500)")
     parser.add_argument("--only", default="", help="only trainings with this in their names")
     options = read_options(parser)
-    about = "One training, parts of which are switched on and off every dozen steps."
+    about = "Parts of one training are switched on and off every dozen steps."
     report = Report("What watching over a job costs", about, options)
     steps = 240 if options.smoke else options.steps
     tiny, replays = ("--preset", "tiny", "--nproc-per-node", "2"), ("--replay-every", "auto")

@@ -408,7 +408,7 @@ def main() -> int:
     rounds = options.rounds
     if options.gpus:
         return recover_gpus(options)
-    report = Report("Recovery", "SIGKILL of one of two ranks on this machine.", options)
+    report = Report("Recovery", "One of two ranks on this machine is killed with SIGKILL.", options)
     if options.spares:
         recover_with_spares(report, rounds)
         return report.close()

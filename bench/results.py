@@ -134,8 +134,8 @@ def heading(page: Page, minutes: float, picture: Path) -> list[str]:
         f"`{page.goal}` wrote this page on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, in {minutes:.0f} minutes, of commit "
         f"{commit()}, on Linux {platform.release().partition('-')[0]}, with {versions}.",
         "",
-        "Both sides of every row ran in the same run, in turns. A ratio is the median of the ratios of all rounds, with "
-        "the smallest and the largest of them in brackets. What is missed says what bounds it.",
+        "Both sides of every row ran in the same session and took turns. A ratio is the median of the ratios of all rounds, "
+        "with the smallest and the largest in brackets. If a target is missed, the row names the limiting factor.",
         "",
         f"![Slipway's time or speed against its peers']({picture.name})",
     ]

@@ -30,7 +30,7 @@ def main() -> int:
     options = read_options(options_parser(__doc__))
     report = Report(
         "Scaling over processes on CPUs",
-        "Jobs of 1, 2 and 4 processes, gloo, OMP_NUM_THREADS=1, fp32, the same batch per process, in turns.",
+        "Jobs of 1, 2 and 4 processes take turns: gloo, OMP_NUM_THREADS=1, fp32, the same batch per process.",
         options,
     )
     cases = SMOKE if options.smoke else CASES

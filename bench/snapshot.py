@@ -47,8 +47,8 @@ def main() -> int:
     torch.set_num_threads(1)
     report = Report(
         "Snapshots: how long training stands still",
-        "Model and AdamW state in fp32, one training thread, all sides on the same disk and durable when done; Slipway's "
-        "are read back and compared with their checksums as well.",
+        "Model and AdamW state in fp32, one training thread. All sides write to the same disk, durably. Slipway's snapshots "
+        "are also read back and compared with their checksums.",
         options,
     )
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

@@ -49,8 +49,8 @@ def main() -> int:
     torch.set_num_threads(1)
     report = Report(
         "Pictures: training",
-        f"`{SLIPWAY} {WORDS}`, the whole loop, and the same network, pictures, schedule and number of steps in the tutorial's "
-        f"way, in fp32; {BATCH} in a batch, one process with one thread, and the DataLoader's workers beside it.",
+        f"`{SLIPWAY} {WORDS}`, the whole loop, against the same network, pictures, schedule and number of steps in the "
+        f"tutorial's loop: fp32, batches of {BATCH}, one process with one thread. The DataLoader has workers in addition.",
         options,
     )
     best = read_precision("auto", torch.device("cpu")).name
@@ -58,7 +58,7 @@ def main() -> int:
         measure(report, precision, TARGETS if precision == best else dict.fromkeys(TARGETS, LIKE_FOR_LIKE))
     if best == "fp32":
         report.note(
-            "Without fast bf16 in this CPU Slipway's own choice is fp32: its best and like for like are one row."
+            "This CPU has no fast bf16, so Slipway's own choice is fp32: its best and like for like are one row."
         )
     return report.close()
 

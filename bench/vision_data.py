@@ -37,8 +37,9 @@ def main() -> int:
     count = COUNT // 50 if options.smoke else COUNT
     report = Report(
         "Pictures: the data path alone",
-        f"{count:,} random pictures of {SIZE}×{SIZE}, moved, mirrored, normalised, in batches of {BATCH}; one process with "
-        "one thread, and the DataLoader's workers beside it. Workers run before the clock starts, and stay.",
+        f"{count:,} random pictures of {SIZE}×{SIZE} are moved, mirrored and normalised, in batches of {BATCH}, by one "
+        "process with one thread. The DataLoader has workers in addition, which start before the measurement and keep "
+        "running.",
         options,
     )
     pictures, labels = make_pictures(count)
