@@ -4,69 +4,94 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from launchers import Launcher
+from s3_server import serve_s3, variables
 from stand_in_rules import Rule, Rules
 from test_store import JOB, kill, weights
 from waiting import wait_until
 
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
+from slipway.store.layout import claim_name
 from slipway.store.objects import ObjectStore, open_store
 
-SEED, STEPS, LOSSES = 48, 60, 10
+SEEDS, STEPS, LOSSES, KEEP = (48, 129), 60, 5, 2  # five losses of each job, ten in all
 
 
-def newest_in(store: ObjectStore, run: str) -> int:
-    """The step of the newest complete snapshot, 0 without one."""
-    catalog = Catalog(store, run)
-    catalog.look()
-    return next((each[0].place.step for each in catalog.sets()), 0)
+class Kept(NamedTuple):
+    """Where a job is kept: a store, its address, and the variables that lead to it."""
+
+    store: ObjectStore
+    address: str
+    variables: dict[str, str]
+
+    def steps(self, run: str) -> list[int]:
+        """The steps of the complete snapshots, newest first."""
+        catalog = Catalog(self.store, run)
+        catalog.look()
+        return [each[0].place.step for each in catalog.sets()]
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.needs("S3 server"))])
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Kept]:
+    folder = tmp_path_factory.mktemp("store")
+    if request.param == "folder":
+        yield Kept(open_store(parse_store(f"file://{folder}")), f"file://{folder}", {})
+        return
+    with serve_s3(folder) as port:
+        for name, value in variables(port).items():
+            monkeypatch.setenv(name, value)
+        yield Kept(open_store(parse_store("s3://test/jobs")), "s3://test/jobs", variables(port))
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_both_nodes_and_their_disks_are_lost_at_random_moments_and_the_weights_are_those_of_an_undisturbed_run(
-    node: Callable[..., Launcher],
-    rules: Rules,
-    tmp_path: Path,
+    node: Callable[..., Launcher], rules: Rules, tmp_path: Path, kept: Kept, seed: int
 ) -> None:
-    print(f"seed {SEED}")
-    dice, words = random.Random(SEED), (*JOB, "--steps", str(STEPS), "--runs")
+    print(f"seed {seed}")
+    dice, words = random.Random(seed), (*JOB, "--steps", str(STEPS), "--keep", str(KEEP), "--runs")
     calm = [node(rank, 2, *words, f"calm-{rank}") for rank in (0, 1)]
     assert [job.end() for job in calm] == [0, 0], calm[0].text
     [before] = (tmp_path / "calm-0").iterdir()
-    address = f"file://{tmp_path}/store"
-    (tmp_path / "store").mkdir()
-    store, resumed, steps = open_store(parse_store(address)), 0, []
 
     def start(*rule: Rule) -> list[Launcher]:
-        kept = ("--store", address, "--resume", "auto")
-        told = rules.variables(*rule, torch=True) if rule else {}
-        return [node(rank, 2, *words, f"disk-{rank}", *kept, **told) for rank in (0, 1)]
+        more = ("--store", kept.address, "--resume", "auto")
+        told = kept.variables | (rules.variables(*rule, torch=True) if rule else {})
+        return [node(rank, 2, *words, f"disk-{rank}", *more, **told) for rank in (0, 1)]
 
+    resumed, complete, lost = 0, set[int](), list[tuple[int, int]]()
     for life in range(1, LOSSES + 1):
         held = Rule("hold", step=min(resumed + dice.randint(1, 15), STEPS - 1), attempt=life)
         jobs = start(held)
         rules.wait_for(held, jobs[0])
         [run] = (path.name for path in (tmp_path / "disk-0").iterdir())
-        objects = len(store.find(run)) + dice.randint(0, 6)
-        saved = held.step // 10 * 10
-        wait_until(
-            lambda: len(store.find(run)) >= objects or newest_in(store, run) >= saved,  # noqa: B023
-            lambda: f"{objects} objects, or step {saved}:\n{jobs[0].text}",  # noqa: B023
-        )
+        objects, saved = dice.randint(0, 6), held.step // 10 * 10
+
+        def is_time(run: str = run, life: int = life, objects: int = objects, saved: int = saved) -> bool:
+            mine = [name for name in kept.store.find(run) if f"/attempt-{life:08d}/" in name]
+            claimed = claim_name(run, life) in kept.store.find(f"{run}/claims")
+            return claimed and (len(mine) >= objects or max(kept.steps(run), default=0) >= saved)
+
+        wait_until(is_time, lambda: f"the claim, and {objects} objects or step {saved}:\n{jobs[0].text}")  # noqa: B023
         for rank, job in enumerate(jobs):
             kill(job)
             shutil.rmtree(tmp_path / f"disk-{rank}")
-        steps.append((held.step, newest_in(store, run)))
-        assert steps[-1][1] >= resumed, "what was there is still there"
-        resumed = steps[-1][1]
-    print(f"lost at step, newest in the store: {steps}")
+        found = kept.steps(run)
+        complete |= {*found}
+        assert {*sorted(complete)[-KEEP:]} <= {*found}, "a complete snapshot goes when as many newer ones are complete"
+        resumed = max(found, default=0)
+        lost.append((held.step, resumed))
+    print(f"lost at step, newest in the store: {lost}")
     last = start()
     assert [job.end() for job in last] == [0, 0], last[0].text + last[1].text
-    assert f"fetched the snapshot of step {resumed}" in last[0].text
+    assert not resumed or f"fetched the snapshot of step {resumed}" in last[0].text
     for rank in (0, 1):
         assert weights(tmp_path / f"disk-{rank}" / run, STEPS) == weights(before, STEPS)

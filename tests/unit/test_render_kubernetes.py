@@ -196,6 +196,16 @@ def test_what_a_file_says_becomes_part_of_it_but_for_what_belongs_elsewhere(rend
     assert secrets in answer.err
 
 
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+@pytest.mark.parametrize(
+    ("store", "outside"), [("s3://bucket/runs", True), ("AZ://container", True), ("file:///mnt/runs", False)]
+)
+def test_a_bucket_that_the_pods_may_not_reach_is_named(render: Slipway, kind: str, store: str, outside: bool) -> None:
+    answer = render(kind, "--store", store)
+    notice = f"The pods cannot reach {store} yet: k8s/README.md has the NetworkPolicy and the Secret for it."
+    assert ((notice in answer.out), (notice in answer.err)) == (outside, outside)
+
+
 def test_what_was_given_beats_what_the_files_say(render: Slipway) -> None:
     job = rendered(render("k8s", "--nodes", "2", "--resume", "/checkpoints/a", "--rendezvous-timeout", "60"))["Job"]
     assert [environment(job)[name] for name in ("SLIPWAY_RESUME", "SLIPWAY_RENDEZVOUS_TIMEOUT")] == [

@@ -84,6 +84,10 @@ def _make_file(
         notice = f"Secrets are not written here: kubectl create secret generic {asked.secret} {literals}"
         text += f"# {notice}\n"
         click.echo(f"slipway: {notice}", err=True)  # what is printed goes through a pipe, mostly
+    if (store := asked.env.get("SLIPWAY_STORE", "")) and not store.lower().startswith("file:"):
+        notice = f"The pods cannot reach {store} yet: k8s/README.md has the NetworkPolicy and the Secret for it."
+        text += f"# {notice}\n"
+        click.echo(f"slipway: {notice}", err=True)
     return (text + yaml_text(*make(asked, read_files))).encode()
 
 
