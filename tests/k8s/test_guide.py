@@ -34,6 +34,16 @@ def test_the_overlay_of_the_guide_is_well(tmp_path: Path) -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca_shared_devices_a": 1}
 
 
+def test_the_policy_for_a_bucket_lets_the_pods_of_the_job_out() -> None:
+    [block] = re.findall(r"```yaml\n(apiVersion: networking.*?)```", README, re.DOTALL)
+    policy = yaml.safe_load(block)
+    assert violations(policy) == []
+    [base] = yaml.safe_load_all((K8S / "base/single/networkpolicy.yaml").read_text(encoding="utf-8"))
+    assert policy["spec"]["podSelector"] == base["spec"]["podSelector"]
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+    assert ports == [443, 80], "the bucket, and the metadata service"
+
+
 def test_the_script_of_the_guide_comes_out_of_a_config_map(tmp_path: Path) -> None:
     [block] = re.findall(r"```yaml\n(containers:.*?)```", README, re.DOTALL)
     mine = shutil.copytree(K8S, tmp_path / "k8s") / "overlays/mine"

@@ -4,9 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kept import Kept
 from launchers import OWN_SCRIPT, PLAIN_SCRIPT, Launcher, start_launcher
 from ports import take_ports
+from s3_server import serve_s3
+from s3_server import variables as s3_variables
 from stand_in_rules import Rules
+
+from slipway.store.address import parse_store
+from slipway.store.objects import open_store
 
 
 @pytest.fixture
@@ -69,3 +75,18 @@ def node(start: Callable[..., Launcher]) -> Callable[..., Launcher]:
         return start(*words, before=before, **{"NPROC_PER_NODE": "1", **contract, **variables})
 
     return launch
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.needs("S3 server"))])
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Kept]:
+    """A store; see kept.py."""
+    folder = tmp_path_factory.mktemp("store")
+    if request.param == "folder":
+        yield Kept(open_store(parse_store(f"file://{folder}")), f"file://{folder}", {})
+        return
+    with serve_s3(folder) as port:
+        for name, value in s3_variables(port).items():
+            monkeypatch.setenv(name, value)
+        yield Kept(open_store(parse_store("s3://test/jobs")), "s3://test/jobs", s3_variables(port))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kept import Kept
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import wait_until
@@ -114,21 +115,21 @@ def test_a_store_that_goes_away_stops_nothing_and_is_reported(start: Run, rules:
 
 
 def test_a_launcher_that_wakes_after_another_continued_its_run_ends_and_leaves_the_store_as_it_is(
-    start: Run, rules: Rules, tmp_path: Path, store: Path
+    start: Run, rules: Rules, tmp_path: Path, kept: Kept
 ) -> None:
     held = Rule("hold", step=15)
-    words = ("gpt", "--steps", "20", "--save-every", "10", "--store", f"file://{store}", "--run-dir")
-    old = start(*words, "old/job", **rules.variables(held))
+    words = ("gpt", "--steps", "20", "--save-every", "10", "--store", kept.address, "--run-dir")
+    old = start(*words, "old/job", **kept.variables, **rules.variables(held))
     rules.wait_for(held, old)
-    wait_for_copy(store, 10, old)
+    wait_until(lambda: 10 in kept.steps("job"), lambda: f"step 10 in the store:\n{old.text}")
     family = [old.process.pid, *trees([old.process.pid])[old.process.pid]]
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
-    new = start(*words, "new/job", "--resume", "auto", **rules.variables())
+    new = start(*words, "new/job", "--resume", "auto", **kept.variables, **rules.variables())
     assert new.end() == 0, new.text
-    before = {path: path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+    before = kept.contents()
     for pid in reversed(family):
         os.kill(pid, signal.SIGCONT)
     assert old.end() != 0, old.text
     assert "attempt 2 has continued job" in old.text
-    assert {path: path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()} == before
+    assert kept.contents() == before

@@ -4,51 +4,19 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from kept import Kept
 from launchers import Launcher
-from s3_server import serve_s3, variables
 from stand_in_rules import Rule, Rules
 from test_store import JOB, kill, weights
 from waiting import wait_until
 
-from slipway.store.address import parse_store
-from slipway.store.catalog import Catalog
 from slipway.store.layout import claim_name
-from slipway.store.objects import ObjectStore, open_store
 
 SEEDS, STEPS, LOSSES, KEEP = (48, 129), 60, 5, 2  # five losses of each job, ten in all
-
-
-class Kept(NamedTuple):
-    """Where a job is kept: a store, its address, and the variables that lead to it."""
-
-    store: ObjectStore
-    address: str
-    variables: dict[str, str]
-
-    def steps(self, run: str) -> list[int]:
-        """The steps of the complete snapshots, newest first."""
-        catalog = Catalog(self.store, run)
-        catalog.look()
-        return [each[0].place.step for each in catalog.sets()]
-
-
-@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.needs("S3 server"))])
-def kept(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Kept]:
-    folder = tmp_path_factory.mktemp("store")
-    if request.param == "folder":
-        yield Kept(open_store(parse_store(f"file://{folder}")), f"file://{folder}", {})
-        return
-    with serve_s3(folder) as port:
-        for name, value in variables(port).items():
-            monkeypatch.setenv(name, value)
-        yield Kept(open_store(parse_store("s3://test/jobs")), "s3://test/jobs", variables(port))
 
 
 @pytest.mark.timeout(1200)
@@ -73,7 +41,10 @@ def test_both_nodes_and_their_disks_are_lost_at_random_moments_and_the_weights_a
         jobs = start(held)
         rules.wait_for(held, jobs[0])
         [run] = (path.name for path in (tmp_path / "disk-0").iterdir())
-        objects, saved = dice.randint(0, 6), held.step // 10 * 10
+        objects, saved = (
+            dice.randint(0, 6),
+            (held.step - 1) // 10 * 10,
+        )  # a rank is held before the snapshot of its step
 
         def is_time(run: str = run, life: int = life, objects: int = objects, saved: int = saved) -> bool:
             mine = [name for name in kept.store.find(run) if f"/attempt-{life:08d}/" in name]

@@ -329,6 +329,7 @@ def failing(error: Exception) -> Fetch:
     ("cloud", "fetch", "words"),
     [
         (FakeAws(), failing(TimeoutError("timed out")), "--http-put-response-hop-limit 2`, or use the host's network"),
+        (FakeGcp(), failing(TimeoutError("timed out")), "does not answer; a NetworkPolicy of Kubernetes can block it"),
         (FakeAws(), failing(ConnectionRefusedError(111, "refused")), "gives no usable answer"),
         (FakeAws(), fetch_from("http://[bad"), "gives no usable answer"),
         (FakeGcp(), fetch_from("http://127.0.0.1:port"), "gives no usable answer"),

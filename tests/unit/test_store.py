@@ -739,3 +739,18 @@ def test_a_clock_that_is_set_back_does_not_end_the_copies_of_metrics(tmp_path: P
         now[0] += seconds
         own.tick()
         assert store.objects["run/attempt-00000001/record/metrics.jsonl"].count(b"\n") == number + 1
+
+
+def test_the_newest_run_of_a_workload_is_the_one_that_was_claimed_last_whatever_the_clocks_of_its_hosts(
+    tmp_path: Path,
+) -> None:
+    store, service = FakeStore(), CopyService(f"file://{tmp_path}", 0.0, 1)
+    service._store = store
+    for name, ahead in (("b-first", 86_400.0), ("a-last", -86_400.0)):
+        run = tmp_path / name
+        run.mkdir()
+        (run / RUN_FILE).write_text('{"workload": "gpt", "attempt": 1}')
+        to = Assignment(name, 1, run, run, (0,), 2)
+        Copier(store, to, PACE, nonce=name, clock=lambda ahead=ahead: store.now + ahead).tick()
+        store.now += 60.0
+    assert service.do_look({"run": "", "workload": "gpt"})["run"] == "a-last"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ports import take_ports
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from waiting import wait_until
 
+from slipway.inspect import stored
 from slipway.launch import storing
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.node import NoStore, WaitError, enter
@@ -135,11 +137,11 @@ def test_a_plan_names_the_store_and_asks_it_nothing(slipway: Slipway) -> None:
     assert "s3://bucket/runs" in answer.out
 
 
-def kept_run(tmp_path: Path, outcome: str = "finished") -> str:
+def kept_run(tmp_path: Path, outcome: str = "finished", step: int = 20) -> str:
     """The address of a run in a store, as its copier left it."""
     (tmp_path / "store").mkdir()
     store, run = FolderStore(tmp_path / "store"), tmp_path / "run"
-    make_snapshot(run, 20)
+    make_snapshot(run, step)
     record = {"workload": "linear", "attempt": 1, "nodes": 1, "arguments": ["--steps", "20"]}
     (run / "run.json").write_text(json.dumps(record))
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n{"step": 20, "loss": 1.5}\n')
@@ -168,6 +170,22 @@ def test_a_run_in_a_store_is_shown_from_any_machine(slipway: Slipway, tmp_path: 
     answer = slipway("report", address, **cache)
     assert answer.code == 0, answer.err
     assert "2.5" in Path("report.html").read_text()
+
+
+def test_of_a_run_that_has_the_name_of_a_deleted_one_nothing_older_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = kept_run(tmp_path)
+    before = stored.fetch_run(address, snapshots=True)
+    shutil.rmtree(tmp_path / "run")
+    shutil.rmtree(tmp_path / "store")
+    kept_run(tmp_path, outcome="", step=10)
+    after = stored.fetch_run(address, snapshots=True)
+    assert [path.name for path in (before / "snapshots").iterdir()] == ["step-00000020"]
+    assert [path.name for path in (after / "snapshots").iterdir()] == ["step-00000010"]
+    assert not (after / "outcome.json").exists()
+    assert stored.fetch_run(address, snapshots=True) == after
 
 
 def test_a_run_in_a_store_without_an_outcome_may_still_run(slipway: Slipway, tmp_path: Path) -> None:

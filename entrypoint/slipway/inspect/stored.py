@@ -17,6 +17,7 @@ from slipway.protocol.files import STORE_FILE, node_folder, write_json
 from slipway.protocol.printable import listed
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
+from slipway.store.claims import identify
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
@@ -24,11 +25,13 @@ from slipway.store.restore import restore
 SHOWN = 10  # names that a message lists
 
 
-def cached(address: str, kind: str = "store", environ: Mapping[str, str] = os.environ) -> Path:
-    """The place in the cache for a run in a store, or for other files of this `kind`."""
+def cached(address: str, kind: str = "store", identity: str = "", environ: Mapping[str, str] = os.environ) -> Path:
+    """The place in the cache for a run in a store, or for other files of this `kind`. A run that was deleted and one that has its
+    name now have another `identity`, and so another place.
+    """
     cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "slipway" / kind
     above, _, name = address.rpartition("/")
-    return cache / hashlib.sha256(above.encode()).hexdigest()[:16] / name
+    return cache / hashlib.sha256(f"{above}{identity}".encode()).hexdigest()[:16] / name
 
 
 def fetch_run(address: str, *, snapshots: bool) -> Path:
@@ -43,9 +46,10 @@ def fetch_run(address: str, *, snapshots: bool) -> Path:
     except ValueError as error:
         raise LaunchError(f"{address}: {error}.") from None
     require_store(where)
-    path = cached(str(found))
-    with store_errors(address, path, "Set XDG_CACHE_HOME."):
-        _fetch(open_store(where), run, path, str(found), snapshots)
+    with store_errors(address, cached(str(found)), "Set XDG_CACHE_HOME."):
+        store = open_store(where)
+        path = cached(str(found), identity=identify(store, run))
+        _fetch(store, run, path, str(found), snapshots)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +18,21 @@ class SupersededAttemptError(Exception):
 
 def highest_claim(store: ObjectStore, run: str) -> int | None:
     """The highest number that an attempt has claimed; None where nobody has the run."""
+    return max(_claimed(store, run), default=None)
+
+
+def identify(store: ObjectStore, run: str) -> str:
+    """What tells a run from one that has its name later, by its first claim, which stays; empty where nobody has the run."""
+    try:
+        return hashlib.sha256(store.read(claim_name(run, min(_claimed(store, run))))).hexdigest()[:16]
+    except (ValueError, MissingObjectError):
+        return ""
+
+
+def _claimed(store: ObjectStore, run: str) -> list[int]:
     folder = f"{run}/claims/"
-    numbers = [
-        int(found[1]) for name in store.list_objects(folder) if (found := CLAIM.fullmatch(name.removeprefix(folder)))
-    ]
-    return max(numbers, default=None)
+    names = (name.removeprefix(folder) for name in store.list_objects(folder))
+    return [int(found[1]) for name in names if (found := CLAIM.fullmatch(name))]
 
 
 def read_claim(store: ObjectStore, run: str, attempt: int) -> dict[str, Any]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 CONNECT, REQUEST = timedelta(seconds=10), timedelta(minutes=5)  # a piece at 0.2 MB/s
-RETRIES = {"max_retries": 5, "retry_timeout": timedelta(minutes=2)}
+# 13 s of pauses in all: on GKE, the metadata server of a new pod, which gives credentials, takes some seconds to answer.
+RETRIES = {"max_retries": 7, "retry_timeout": timedelta(minutes=2)}
 REFUSED = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,

@@ -39,8 +39,15 @@ from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog, Version
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim, read_claim, require_newest
 from slipway.store.download import snapshots_folder
-from slipway.store.layout import RECORDS, WRITABLE, Location
-from slipway.store.objects import ObjectStore, StoreError, StoreRefusedError, UnreachableError, open_store
+from slipway.store.layout import RECORDS, WRITABLE, Location, claim_name
+from slipway.store.objects import (
+    MissingObjectError,
+    ObjectStore,
+    StoreError,
+    StoreRefusedError,
+    UnreachableError,
+    open_store,
+)
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -378,13 +385,15 @@ class CopyService:
         return {"run": run, "attempt": number, "record": record if isinstance(record, dict) else {}}
 
     def _newest_of(self, workload: str) -> str:
+        """The run of a workload that was claimed last by the store's clock: those of the launchers may differ."""
         found = []
         for run in self.store.list_folders(""):
             number = highest_claim(self.store, run)
             about = read_claim(self.store, run, number) if number is not None else {}
-            record, when = about.get("run"), about.get("time")
-            if isinstance(record, dict) and record.get("workload") == workload and isinstance(when, float | int):
-                found.append((float(when), run))
+            record = about.get("run")
+            if number is not None and isinstance(record, dict) and record.get("workload") == workload:
+                with suppress(MissingObjectError):
+                    found.append((self.store.written(claim_name(run, number)), run))
         return max(found)[1] if found else ""
 
     def do_reserve(self, request: Mapping[str, Any]) -> dict[str, Any]:

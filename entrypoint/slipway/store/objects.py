@@ -1,5 +1,5 @@
 """What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock. Its clock is
-only shown to people.
+only shown to people, and finds the newest of several runs.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ LINK_LOCAL = "http://169.254.169.254"
 # Variables of the clouds' own libraries with another address of the service.
 ENDPOINTS = {AWS: "AWS_EC2_METADATA_SERVICE_ENDPOINT", GCP: "GCE_METADATA_HOST"}
 SERVICE = {AWS: "The EC2 metadata service", GCP: "Google Cloud's metadata server", AZURE: "Azure's metadata service"}
+POLICY = "a NetworkPolicy of Kubernetes can block it"
 TIMEOUT = 3.0  # s until a connection, and until each part of an answer
 WAIT = 5  # s that Google Cloud's server may keep a request while nothing changes
 LARGEST = 1 << 20  # bytes of an answer
@@ -206,12 +207,14 @@ def explain_failure(cloud: str, error: Exception) -> tuple[str, str]:
     change = "type `aws ec2 modify-instance-metadata-options --instance-id ID"
     if cloud == AWS and isinstance(error, TimeoutError):
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html: the default hop limit is 1.
-        why = "does not answer; its answers reach a container on a bridged network only with a hop limit of 2"
+        why = f"its answers reach a container on a bridged network only with a hop limit of 2, and {POLICY}"
         return (
-            f"{service} {why}",
+            f"{service} does not answer; {why}",
             f"{change} --http-put-response-hop-limit 2`, or use the host's network (--network host)",
         )
     if cloud == AWS and status == FORBIDDEN:
         return f"{service} is switched off for this instance", f"{change} --http-endpoint enabled`"
     trouble = f"{service} gives no usable answer ({error or type(error).__name__})"
+    if isinstance(error, TimeoutError):
+        trouble = f"{service} does not answer; {POLICY}"
     return trouble, "the launcher keeps asking; SLIPWAY_SPOT=off ends that"
