@@ -125,6 +125,20 @@ def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "not-mounted").exists()
 
 
+def test_a_file_that_goes_while_a_folder_is_listed_is_left_out_and_a_link_to_nothing_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, walk = FolderStore(tmp_path), os.walk
+    store.write("run/there", b"1")
+    monkeypatch.setattr(
+        os, "walk", lambda *words, **more: ((*one[:2], [*one[2], "gone"]) for one in walk(*words, **more))
+    )
+    assert [*store.find("run")] == [*store.list_objects("run")] == ["run/there"]
+    (tmp_path / "run/gone").symlink_to("nowhere")
+    with pytest.raises(MissingObjectError, match="gone is missing"):
+        store.find("run")
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -70,7 +70,13 @@ class FolderStore:
             for folder, folders, names in os.walk(path, onerror=_raise):
                 for each in (*names, *folders):
                     inner = Path(folder, each)
-                    if stat.S_ISREG((status := inner.stat()).st_mode):
+                    try:
+                        status = inner.stat()
+                    except FileNotFoundError:
+                        if inner.is_symlink():
+                            raise
+                        continue  # deleted or renamed meanwhile, as a file that was not finished is
+                    if stat.S_ISREG(status.st_mode):
                         found[inner.relative_to(self._root).as_posix()] = _facts(status)
                     elif each in names or inner.is_symlink():
                         raise StoreRefusedError(f"{inner} is neither a file nor a folder")
