@@ -74,7 +74,6 @@ class Rules:
     def __init__(self, world: World) -> None:
         self._world = world
         self.attempts: dict[tuple[str, int], Attempt] = {}  # by nonce and number
-        self._over: list[Attempt] = []  # attempts of which nobody knows any more
         self._harms: list[Harm] = []
         self._known: dict[Launcher, Known] = defaultdict(Known)
         self._newest: dict[Path, Attempt] = {}  # that a run directory has seen
@@ -97,9 +96,6 @@ class Rules:
     def goes(self, launcher: Launcher, card: Card, go: Go) -> None:
         """A launcher was told to start an attempt."""
         known, key = self._known[launcher], (go.nonce, go.attempt)
-        there = self.attempts[key].places.values() if key in self.attempts else ()
-        if there and all(one.done for one in there):
-            self._over.append(self.attempts.pop(key))  # nobody knows of it any more
         attempt = self.attempts.setdefault(
             key, Attempt(launcher.order.name, go.attempt, {}, go.run, go.nodes, self._world.loop.time())
         )

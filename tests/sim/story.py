@@ -641,6 +641,30 @@ async def lose_for_good(job: Job, rank: int) -> None:
         launcher.process.kill()
 
 
+async def unheard(world: World) -> list[Job]:
+    """Node 0 is lost, and the spare node that leads in its place is cut off at the moment in which it starts an attempt: nobody else
+    hears of that one. Another node 0 starts, and then the spare node has network again.
+    """
+    dice, job = world.dice, await train_with_spares(world)
+    launcher = job.current.pop(0)
+    if launcher.done:
+        return [job]
+    world.rules.harmed(launcher, "killed for good", until=0.1)
+    launcher.process.kill()
+    await world.message("start", job.order.name)
+    leader = next(one for one in job.current.values() if one.leads)
+    machine = world.network.machine(leader.address)
+    world.rules.harmed(leader, "cut off", until=0.1)
+    machine.connected = False
+    await asyncio.sleep(dice.uniform(0, 20))
+    job.start(0)
+    await asyncio.sleep(dice.uniform(0, 40))
+    machine.connected = True
+    world.log(leader.process.name, "MENDED: it has network again")
+    await continues(job, 120)
+    return [job]
+
+
 async def deposed(world: World) -> list[Job]:
     """Node 0 is frozen, cut off or killed, and a spare node leads in its place. It joins the others when it is back, or when another is started."""
     dice, job = world.dice, await train_with_spares(world)
@@ -743,7 +767,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded,
+    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import WITH_SPARES, Story, in_turn, two_leaders, woken
+from story import WITH_SPARES, Story, in_turn, two_leaders, unheard, woken
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -45,6 +45,10 @@ def test_a_launcher_that_was_frozen_and_replaced_is_not_counted_beside_spare_nod
 
 def test_nodes_that_are_lost_one_after_another_are_replaced_at_once_whichever_leads(tmp_path: Path) -> None:
     play(range(FIRST, FIRST + 6), tmp_path, in_turn)
+
+
+def test_an_attempt_that_nobody_but_its_leader_heard_of_keeps_its_number(tmp_path: Path) -> None:
+    play(range(FIRST, FIRST + 12), tmp_path, unheard)
 
 
 def test_a_seed_is_the_same_simulation_every_time(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ EXAMPLES = (
     wire.Refused(78, "no"),
     wire.Led("proof", make_card(2, 2, nonce="a1"), "10.0.0.3", 4242),
     wire.Waiting("waiting for nodes"),
-    wire.Probe(1, 2, None, 4242, "key", "file"),
+    wire.Probe(1, 2, None, 4242, "key", "file", 3),
     wire.Probed(1, "", True),
     wire.Knock("key"),
     wire.Here(3),

@@ -71,6 +71,7 @@ class Client:
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
         self._lost = False  # whether that one was, or left, at the end of the last attempt
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
+        self._offered = 0  # the highest number of an attempt that a leader has named: no other leader may give it again
         self._thawed: float | None = None  # since when this launcher runs again, until a leader is heard
         self._began = self._patient = (
             0.0  # when the search for node 0 began, and when it was known last that it is not in vain
@@ -302,9 +303,8 @@ class Client:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         me, now = self._terms.process, self._terms.clock.time()
-        link.send(
-            wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, card, self.door, self._thawed is not None)
-        )
+        known = card, self.door, self._thawed is not None, self._offered
+        link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, *known))
         answer = await link.receive()
         if isinstance(answer, wire.Led):
             raise self._move(answer)
@@ -340,8 +340,10 @@ class Client:
                     elif isinstance(message, wire.Ping):
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
+                        self._offered = max(self._offered, message.attempt)
                         message = replace(message, address=message.address or endpoint.address)
                         probing.add(asyncio.create_task(ring.probe(message, link)))
+            self._offered = max(self._offered, message.attempt)  # a spare node was not probed
             self.leader, self.endpoint = welcome.node_rank, endpoint
             go = self._read_start(message, link, card, ring)
         except BaseException:

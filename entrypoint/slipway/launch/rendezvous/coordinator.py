@@ -224,24 +224,28 @@ class Coordinator:
 
         None where somebody came or left meanwhile, or froze or was cut off: that is no mistake in a configuration. Nor need it be
         one where the network may still open itself.
+
+        Two leaders never start attempts with the same number. A leader names the number first, and starts the attempt once all
+        launchers of it have answered. Whoever leads next needs one of these, since both attempts have a launcher in common: that
+        one tells the number, even where the start was heard by nobody else, and the next leader takes a higher one.
         """
         server, loop = self._server, asyncio.get_running_loop()
-        changes, ranks = server.changes, self._roster.members
+        changes, ranks, number = server.changes, self._roster.members, self._roster.next_attempt
         self._state.places = {rank: place for place, rank in enumerate(ranks)}
         self._next = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
 
         def changed() -> bool:
             return server.changes != changes or bool(self._state.stopping)
 
-        await self._visit(ranks, changed)
+        await self._visit(ranks, number, changed)
         if not changed():
             suspects = {rank for first in self._troubled(ranks) for rank in (first, self._next[first])}
             await asyncio.gather(*(server.unseat_silent(rank) for rank in suspects))
-        if changed():
+        if changed() or number != self._roster.next_attempt:  # a spare node may know of more attempts
             return None
         troubled = self._troubled(ranks)  # some may have answered meanwhile
         if not troubled:
-            return self._start(notes)
+            return self._start(notes, number)
         opening = runtime_of(self._roster.own.runtime).opening
         if (
             loop.time() >= self._open_by
@@ -253,7 +257,7 @@ class Coordinator:
         await server.until(changed, loop.time() + AGAIN_SECONDS)
         return None
 
-    async def _visit(self, ranks: tuple[int, ...], changed: Callable[[], bool]) -> None:
+    async def _visit(self, ranks: tuple[int, ...], number: int, changed: Callable[[], bool]) -> None:
         """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
         server = self._server
         server.round += 1
@@ -263,7 +267,13 @@ class Coordinator:
                 there = self._roster.seats[self._next[rank]]
                 self._state.links[rank].send(
                     wire.Probe(
-                        server.round, there.card.node_rank, there.address, there.hello.port, there.hello.key, name
+                        server.round,
+                        there.card.node_rank,
+                        there.address,
+                        there.hello.port,
+                        there.hello.key,
+                        name,
+                        number,
                     )
                 )
             deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
@@ -289,7 +299,7 @@ class Coordinator:
             f"at {address}, port {there.hello.port}: {self._answer(node_rank).trouble}."
         )
 
-    def _start(self, notes: tuple[str, ...]) -> wire.Start:
+    def _start(self, notes: tuple[str, ...], number: int) -> wire.Start:
         everybody = self._roster.seats
         newest = (self._roster.newest or everybody[self._terms.node_rank]).card
         seats = {rank: everybody[rank] for rank in self._state.places}
@@ -299,7 +309,7 @@ class Coordinator:
                 f"warning: only nodes {rank_ranges(seeing)} share a run directory; each keeps its own snapshots.",
             )
         return wire.Start(
-            attempt=max(seat.card.attempt for seat in everybody.values()) + 1,
+            attempt=number,
             run=self._roster.run,
             nodes=len(seats),
             group_rank=0,

@@ -138,7 +138,7 @@ class Greeting:
 class Hello:
     """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's; `door` is
     the port on which it would lead the others, 0 where it cannot. `frozen`: it did not run for a while, and no leader has
-    welcomed it since.
+    welcomed it since. `offered`: the highest number of an attempt that any leader has named to it, in a probe or at a start.
     """
 
     proof: str
@@ -149,11 +149,14 @@ class Hello:
     card: Card
     door: int = 0
     frozen: bool = False
+    offered: int = 0
 
     def __post_init__(self) -> None:
-        """ValueError for names that no launcher makes: they are passed on to other nodes."""
+        """ValueError for names that no launcher makes: they are passed on to other nodes. And for impossible numbers."""
         if len(self.process) > 64 or len(self.key) > 64 or not 0 < self.port < 65536 or not 0 <= self.door < 65536:
             raise ValueError("impossible process, key or port")
+        if not 0 <= self.offered <= ATTEMPTS:
+            raise ValueError(f"impossible number of an attempt: {self.offered}")
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Probe:
-    """Connect to this ring neighbour and look for this file. `address` None means: where you found node 0."""
+    """Connect to this ring neighbour and look for this file. `address` None means: where you found node 0. `attempt` is the
+    number of the attempt that is about to start; whoever answers tells it to every other leader (Hello.offered).
+    """
 
     round: int
     node_rank: int
@@ -216,6 +221,12 @@ class Probe:
     port: int
     key: str
     file: str
+    attempt: int
+
+    def __post_init__(self) -> None:
+        """ValueError for a number that no attempt has: it is passed on to other leaders."""
+        if not 0 < self.attempt <= ATTEMPTS:
+            raise ValueError(f"impossible number of an attempt: {self.attempt}")
 
 
 @dataclass(frozen=True)

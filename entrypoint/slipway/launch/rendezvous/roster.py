@@ -135,6 +135,11 @@ class Roster:
         return tuple(places[place] for place in sorted(places))
 
     @property
+    def next_attempt(self) -> int:
+        """The number of the next attempt: higher than any that a launcher which is here, or its run directory, knows of."""
+        return max(max(seat.card.attempt, seat.hello.offered) for seat in self.seats.values()) + 1
+
+    @property
     def complete(self) -> bool:
         """Whether everyone that node 0 expects is here."""
         return self._here == self.launchers
