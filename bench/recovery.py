@@ -7,7 +7,7 @@ between the attempts. A container is killed whole, and another takes its place a
 `docker run` to their job's first step, in the same round. The script's rows are from the kill to its first line, and to the first
 step of all ranks, for warm restarts and cold ones (SLIPWAY_WARM=0), which take turns. What is made
 again is told in seconds of training: the steps between the kill and where the job went on, at the pace it had before. With --gpus
-there is one row: one node with so many GPUs and a rank on each. With --spares, whole nodes of a job of two nodes and a spare one
+one node with so many GPUs is measured, with a rank on each. With --spares, whole nodes of a job of two nodes and a spare one
 are killed, and nothing else.
 """
 
@@ -41,20 +41,30 @@ from sides import Spread
 from starts import IMAGE, INSIDE, user
 
 SCRIPT = """
-import os, sys, time
+import os, time
+{first}
 print("begun", os.getpid(), flush=True)
 import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(1_000_000):
+for step in {steps}:
     optimizer.zero_grad()
-    model(torch.ones(8, 64)).square().mean().backward()
+    loss = model(torch.ones(8, 64, device=device)).square().mean()
+    loss.backward()
     optimizer.step()
-    if not step:
+    if "done" not in globals():
+        done = loss.item()
         print("stepped", os.getpid(), flush=True)
     time.sleep(0.05)
 """
+RESUMES = "__import__('slipway').resume(model=model, optimizer=optimizer).steps(1_000_000)"
+SCRIPTS = {
+    "own.py": SCRIPT.format(first="", steps="range(1_000_000)"),
+    "resumes.py": SCRIPT.format(first="", steps=RESUMES),
+    "chooses.py": SCRIPT.format(first='os.environ["CUDA_VISIBLE_DEVICES"] = "0"', steps="range(1_000_000)"),
+}
 TINY = (
     *("gpt", "--preset", "tiny", "--steps", "1000000"),
     *("--save-every", "20", "--eval-every", "0", "--log-every", "1"),
@@ -180,7 +190,8 @@ class Job:
 def job(ranks: int = 2) -> Iterator[Job]:
     """A job of so many ranks in a folder of its own; its nodes are killed at the end."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "own.py").write_text(SCRIPT)
+    for name, script in SCRIPTS.items():
+        (folder / name).write_text(script)
     under_way = Job(folder, ranks)
     try:
         yield under_way
@@ -348,33 +359,35 @@ def recover_with_spares(report: Report, rounds: int) -> None:
     report.note("the weights at the end are those of an undisturbed run, bit for bit")
 
 
-SETTLES = 20.0  # s that a script runs before it is killed: the process for its next attempt imports torch meanwhile
+# s that a script runs before it is killed: the process for its next attempt imports torch meanwhile. Beside GPUs cores are free.
+SETTLES, SETTLES_BESIDE_GPUS = 20.0, 8.0
 
 
-def restart_script(under_way: Job) -> tuple[float, float]:
+def restart_script(under_way: Job, settles: float) -> tuple[float, float]:
     """Kill a rank of a script; seconds until its first line, and until all ranks have made a step."""
     lines = under_way.nodes[0].lines
 
     def said(word: str, since: float = 0.0) -> list[tuple[float, int]]:
         return [(at, int(line.split()[-1])) for at, line in lines if at > since and word in line]
 
-    under_way.wait_for(lambda: len(said("stepped")) >= 2)
-    time.sleep(SETTLES + random.random())
-    pids = [pid for _, pid in said("stepped")[-2:]]
+    ranks = under_way.ranks
+    under_way.wait_for(lambda: len(said("stepped")) >= ranks)
+    time.sleep(settles + random.random())
+    pids = [pid for _, pid in said("stepped")[-ranks:]]
     killed = time.time()
     os.kill(random.choice(pids), signal.SIGKILL)
-    under_way.wait_for(lambda: len(said("stepped", killed)) == 2)
+    under_way.wait_for(lambda: len(said("stepped", killed)) == ranks)
     return said("begun", killed)[0][0] - killed, said("stepped", killed)[-1][0] - killed
 
 
-def restart_scripts(rounds: int) -> dict[str, list[tuple[float, float]]]:
+def restart_scripts(rounds: int, script: str = "own.py", gpus: int = 0) -> dict[str, list[tuple[float, float]]]:
     """So many restarts of a script, warm and cold in turn."""
     found: dict[str, list[tuple[float, float]]] = {"1": [], "0": []}
     for _ in range(rounds):
         for warm, seconds in found.items():
             told = {"SLIPWAY_MAX_RESTARTS": "1", "SLIPWAY_PROGRESS_SECONDS": "5", "SLIPWAY_WARM": warm}
-            with launched("run", "own.py", **told) as under_way:
-                seconds.append(restart_script(under_way))
+            with launched("run", script, gpus=gpus, **told) as under_way:
+                seconds.append(restart_script(under_way, SETTLES_BESIDE_GPUS if gpus else SETTLES))
     return found
 
 
@@ -390,12 +403,20 @@ def tell(report: Report, what: str, course: Course) -> Spread:
 
 
 def recover_gpus(options: argparse.Namespace) -> int:
-    """The table of one node with GPUs."""
+    """The tables of one node with GPUs: a workload, and three scripts, one of which chooses its GPU in its first line."""
     report = Report("Recovery on GPUs", "SIGKILL of one rank; each has a GPU.", options)
     with launched(*TINY, gpus=options.gpus) as under_way:
         course = kill_ranks(under_way, options.rounds)
     tell(report, f"gpt --preset tiny on one node, {options.gpus} GPU{'s' * (options.gpus > 1)}", course)
     report.target("training made again", Spread.of(course.again), 1.0, "s", at_most=True)
+    rows = []
+    for script in SCRIPTS:
+        if script == "chooses.py" and options.gpus > 1:
+            continue  # all of its ranks would choose the same GPU
+        found = restart_scripts(max(1, options.rounds // 4), script, options.gpus)
+        rows.append([script, *(Spread.of([step for _, step in found[warm]]).told(2) for warm in ("1", "0"))])
+    columns = ["script", "warm", "SLIPWAY_WARM=0"]
+    report.table("A script, seconds from the kill to the next step of all ranks", columns, rows)
     return report.close()
 
 

@@ -66,8 +66,8 @@ JOBS = {
 }
 
 
-def run_job(name: str, steps: int, every: str) -> Counter[str]:
-    """Run a job to its end and print what was found: how many steps and replays there were, and 1 alarm if there was any."""
+def run_job(name: str, steps: int, every: str, device: str = "cpu") -> Counter[str]:
+    """Run a job to its end, its ranks on the CPU or sharing a GPU, and print what was found: how many steps and replays there were, and 1 alarm if there was any."""
     with tempfile.TemporaryDirectory() as made:
         folder, port = Path(made), take_port()
         result = folder / "result.json"
@@ -76,7 +76,7 @@ def run_job(name: str, steps: int, every: str) -> Counter[str]:
         for rank, log in enumerate(logs):
             command = [sys.executable, __file__, name, str(steps), every, str(result)]
             with log.open("wb") as output:
-                environ = rank_environment(folder, rank, JOBS[name].kinds, port)
+                environ = rank_environment(folder, rank, JOBS[name].kinds, port) | {"SLIPWAY_DEVICE": device}
                 processes.append(subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT))
         try:
             codes = [process.wait() for process in processes]
@@ -100,12 +100,11 @@ def rank_environment(folder: Path, rank: int, kinds: str, port: int) -> dict[str
 
     more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(kinds), "GROUP_RANK": 0}
     more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLIPWAY_SHARED_RUN_DIR": 1}
-    if kinds[rank] == "B":
-        newest = torch.backends.cpu.get_cpu_capability() == "AVX512"
-        more |= {
-            "ATEN_CPU_CAPABILITY": "avx2" if newest else "default",
-            "ONEDNN_MAX_CPU_ISA": "AVX2" if newest else "SSE41",
-        }
+    if kinds[rank] == "B" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        more |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    elif kinds[rank] == "B":
+        # torch without AVX2 has no fused multiply-add: its optimizers would let the weights differ, which ends a job.
+        more |= {"ONEDNN_MAX_CPU_ISA": "SSE41"}
     here = Path(__file__).parent
     more |= {"PYTHONPATH": os.pathsep.join(map(str, (here, here.parent)))}
     kept = {name: value for name, value in os.environ.items() if name not in LIMITS}
