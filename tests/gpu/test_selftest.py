@@ -1,4 +1,4 @@
-"""All of `slipway selftest`, as anybody types it: the same proof in the image and here."""
+"""`slipway selftest`, as anybody types it: the same proof in the image and here. And a burn of the device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_jobs import run_slipway
 from ground import bare_environment
 
 MINUTES = 5  # that it may take on eight GPUs and on two idle cores; a busy machine gets three times that
@@ -28,3 +29,10 @@ def test_every_row_that_can_be_tried_here_is_ok(device: torch.device, tmp_path: 
     if device.type == "cuda":
         assert {what for what, level in rows.items() if level == "skipped"} <= {"all-reduce"}, "on one GPU alone"
     assert list(tmp_path.glob("slipway-selftest-*")) == []
+
+
+def test_a_burn_finds_nothing(device: torch.device, tmp_path: Path) -> None:
+    check = run_slipway(tmp_path, ["check", "--local", "--burn", "3"], device, {"COLUMNS": "200"})
+    [row] = [line for line in check.text.splitlines() if " burn " in line and "results right" in line]
+    assert row.split()[0] == "ok", check.text
+    assert ("GPU 0" if device.type == "cuda" else "CPU") in row
