@@ -317,7 +317,7 @@ def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_ne
 
 
 def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
@@ -330,7 +330,7 @@ def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: 
 def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
     crew: Callable[..., Crew], asked: tuple[int, ...]
 ) -> None:
-    job = crew(3, least=2)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     for rank in asked:
@@ -339,7 +339,7 @@ def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
 
 
 def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[2].stop("SIGINT", "SIGINT")
@@ -349,7 +349,7 @@ def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: C
 
 
 def test_a_sick_node_leaves_an_elastic_job(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     assert job.report("peer", node1="unhealthy")[0].leaving == (1,)

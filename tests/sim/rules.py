@@ -265,6 +265,8 @@ class Rules:
             self.fail(
                 f"{launcher.process.name} heard {ending} of attempt {attempt.number}, and node 0 said {attempt.ruling}"
             )
+        if alone and ending.pause and self.place(launcher) == SPARE:
+            self.fail(f"{launcher.process.name} ran no workers, and pauses for {ending.pause} s")
         if alone and not self._harms_in(attempt):
             self.fail(f"{launcher.process.name} judged attempt {attempt.number} alone, and nothing kept it from node 0")
 

@@ -15,6 +15,7 @@ from virtual_launcher import CLOUDS, WINDOW, Launcher, Order
 from world import World
 
 from slipway.launch.attempt.stops import Stop
+from slipway.launch.resolve.topology import SPARE
 from slipway.protocol.outcomes import Word
 
 # Messages at which harm strikes, where it does not at a moment drawn at random.
@@ -603,9 +604,7 @@ async def succeeded(world: World) -> list[Job]:
     await lose_for_good(job, 0)
     await continues(job, 60)
     await asyncio.sleep(world.dice.uniform(3, 8))
-    launcher = job.current.pop(world.dice.choice([*job.current]))
-    world.rules.harmed(launcher, "killed for good", until=0.1)
-    launcher.process.kill()
+    kill_for_good(job, world.dice.choice([*job.current]))
     await continues(job, 9)
     return [job]
 
@@ -629,6 +628,13 @@ async def in_turn(world: World) -> list[Job]:
     return [job]
 
 
+def kill_for_good(job: Job, rank: int) -> None:
+    """A launcher is killed, and no other one is started in its place so far."""
+    launcher = job.current.pop(rank)
+    job.world.rules.harmed(launcher, "killed for good", until=0.1)
+    launcher.process.kill()
+
+
 async def lose_for_good(job: Job, rank: int) -> None:
     """A launcher is killed, or its machine loses power or its network, and does not come back."""
     if any(one.done for one in job.current.values()):
@@ -641,16 +647,53 @@ async def lose_for_good(job: Job, rank: int) -> None:
         launcher.process.kill()
 
 
+async def hurried(world: World) -> list[Job]:
+    """Node 0 is lost, and another one starts at once. Who ran beside it has a place in the next attempt, although spare nodes are there
+    sooner; one of them has a rank that would run at the first start.
+    """
+    dice, order = world.dice, dataclasses.replace(draw_headed(world.dice), steps=100)
+    job, late = Job(world, order), order.nodes - 1
+    for rank in range(order.nodes + order.spares):
+        if rank != late:
+            job.start(rank)
+    await job.trains()
+    job.start(late)
+    while not all(map(world.rules.newest, job.current.values())):
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(dice.uniform(0, 10))
+    kill_for_good(job, 0)
+    ran = [one for one in job.current.values() if world.rules.place(one) != SPARE]
+    await asyncio.sleep(dice.uniform(0, 2))
+    job.start(0)
+    await continues(job, 60)
+    for one in ran:
+        if world.rules.place(one) == SPARE:
+            world.rules.fail(f"{one.process.name} ran beside node 0, and has no place in the next attempt")
+    return [job]
+
+
+async def bereaved(world: World) -> list[Job]:
+    """A spare node leads in the place of node 0 and loses another node, too. A new node 0 finds it: as many as an attempt needs, of whom
+    only one that ran is missing, so that nobody waits for the window.
+    """
+    job = await train_with_spares(world, dataclasses.replace(draw_headed(world.dice), spares=1, steps=150))
+    kill_for_good(job, 0)
+    await continues(job, 60)
+    await asyncio.sleep(world.dice.uniform(1, 8))
+    kill_for_good(job, world.dice.choice([rank for rank, one in job.current.items() if not one.leads]))
+    await asyncio.sleep(world.dice.uniform(SILENCE, 40))
+    job.start(0)
+    await continues(job, WINDOW - 2)
+    return [job]
+
+
 async def unheard(world: World) -> list[Job]:
     """Node 0 is lost, and the spare node that leads in its place is cut off at the moment in which it starts an attempt: nobody else
     hears of that one. Another node 0 starts, and then the spare node has network again.
     """
-    dice, job = world.dice, await train_with_spares(world)
-    launcher = job.current.pop(0)
-    if launcher.done:
-        return [job]
-    world.rules.harmed(launcher, "killed for good", until=0.1)
-    launcher.process.kill()
+    dice, order = world.dice, dataclasses.replace(draw_headed(world.dice), steps=100)
+    job = await train_with_spares(world, order)
+    kill_for_good(job, 0)
     await world.message("start", job.order.name)
     leader = next(one for one in job.current.values() if one.leads)
     machine = world.network.machine(leader.address)
@@ -767,7 +810,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard,
+    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved,
 )  # fmt: skip
 
 

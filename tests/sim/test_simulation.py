@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import WITH_SPARES, Story, in_turn, two_leaders, unheard, woken
+from story import WITH_SPARES, Story, bereaved, hurried, in_turn, two_leaders, unheard, woken
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -45,6 +45,14 @@ def test_a_launcher_that_was_frozen_and_replaced_is_not_counted_beside_spare_nod
 
 def test_nodes_that_are_lost_one_after_another_are_replaced_at_once_whichever_leads(tmp_path: Path) -> None:
     play(range(FIRST, FIRST + 6), tmp_path, in_turn)
+
+
+def test_who_ran_beside_a_lost_node_0_is_waited_for_by_another_one_that_finds_spare_nodes_first(tmp_path: Path) -> None:
+    play(range(FIRST, FIRST + 12), tmp_path, hurried)
+
+
+def test_a_new_node_0_that_finds_all_but_one_of_those_that_ran_does_not_wait_for_the_window(tmp_path: Path) -> None:
+    play(range(FIRST, FIRST + 6), tmp_path, bereaved)
 
 
 def test_an_attempt_that_nobody_but_its_leader_heard_of_keeps_its_number(tmp_path: Path) -> None:

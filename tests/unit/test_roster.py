@@ -140,7 +140,9 @@ def test_the_launcher_that_made_the_most_attempts_knows_best_the_lowest_rank_of_
     tries: tuple[int, ...], newest: int | None
 ) -> None:
     roster = make_roster(4)
-    admit(roster, *(make_hello(rank, 4, tries=tries[rank]) for rank in reversed(range(len(tries)))))
+    admit(
+        roster, *(make_hello(rank, 4, tries=tries[rank], attempt=tries[rank]) for rank in reversed(range(len(tries))))
+    )
     assert (roster.newest.card.node_rank if roster.newest else None) == newest
 
 
@@ -280,7 +282,10 @@ def test_a_job_that_is_under_way_is_told_from_others_as_those_have_it_that_took_
     tries: tuple[int, ...], nonce: str
 ) -> None:
     roster = make_roster(2)
-    admit(roster, *(make_hello(rank, 2, tries=tried, nonce=f"of {rank}") for rank, tried in enumerate(tries)))
+    admit(
+        roster,
+        *(make_hello(rank, 2, tries=tried, attempt=tried, nonce=f"of {rank}") for rank, tried in enumerate(tries)),
+    )
     assert roster.nonce == nonce
 
 
@@ -326,7 +331,10 @@ def test_those_that_ran_keep_their_places_and_others_take_what_is_left(
     nodes: int, spares: int, here: dict[int, tuple[int, int]], members: tuple[int, ...]
 ) -> None:
     roster = make_roster(nodes, spares=spares)
-    admit(roster, *(make_hello(rank, nodes, tries=tries, place=place) for rank, (tries, place) in here.items()))
+    admit(
+        roster,
+        *(make_hello(rank, nodes, tries=tries, attempt=tries, place=place) for rank, (tries, place) in here.items()),
+    )
     assert roster.members == members
 
 
@@ -347,10 +355,15 @@ def test_the_node_that_leads_has_the_place_of_node_0(
         own=make_card(2, 2), nodes=2, least=2, process="node 2's", allow_uneven=False, doubtful=False, spares=1
     )
     admit(
-        roster, *(make_hello(rank, 2, tries=tries, place=place) for rank, (tries, place) in here.items() if rank != 2)
+        roster,
+        *(
+            make_hello(rank, 2, tries=tries, attempt=tries, place=place)
+            for rank, (tries, place) in here.items()
+            if rank != 2
+        ),
     )
     assert not roster.enough
-    admit(roster, make_hello(2, 2, process="node 2's", tries=here[2][0], place=here[2][1]))
+    admit(roster, make_hello(2, 2, process="node 2's", tries=here[2][0], attempt=here[2][0], place=here[2][1]))
     assert roster.enough
     assert roster.members == members
     assert roster.objection(make_hello(0, 2)) is None

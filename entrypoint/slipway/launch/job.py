@@ -186,7 +186,8 @@ class Attempts:
         number, nodes = self._node.run.attempt, self._nodes
         assert not isinstance(nodes, SingleNode)
         say(f"attempt {number} of {self._node.run.path.name} runs without this spare node, which waits")
-        tried = Try(number, Outcome(0, "", Word.LOST, self._parts.clock.time()))
+        # Whether those who ran made progress is not known here; if they did, the job continues at once.
+        tried = Try(number, Outcome(0, "", Word.LOST, self._parts.clock.time()), gained=math.inf)
         rule = partial(decide_next, self._job, self._node, tried, self._stops)
         warm = partial(self._parts.warm_up, job, self._spare)
         ending = nodes.watch(rule, partial(is_stopped, self._stops), warm)

@@ -148,10 +148,19 @@ class Coordinator:
         since, now = self._state.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
         if since == math.inf:
-            stayed = bool(self._state.awaited) and self._state.awaited <= self._roster.seats.keys()
-            settled = stayed and self._roster.enough
+            settled = self._roster.enough and self._have_stayed()
             return self._roster.complete or settled or now >= self._enough_since + self._terms.window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
+
+    def _have_stayed(self) -> bool:
+        """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.
+
+        A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who ran it
+        may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
+        """
+        if self._terms.spares and self._roster.newest and not self._server.stayed:
+            return len(self._roster.held) >= self._terms.nodes - 1
+        return bool(self._state.awaited) and self._state.awaited <= self._roster.seats.keys()
 
     def _describe(self) -> str:
         return self._roster.describe(asyncio.get_running_loop().time() - self._began)

@@ -59,7 +59,7 @@ class Roster:
         self.least = least
         self.seats: dict[int, Seat] = {}
         # Counted as launchers come and go, since each of thousands asks for both: seats taken among the expected ones, and the
-        # launcher that made the most attempts of this job (None where none made any).
+        # launcher that knows of the newest attempt of this job (None where none knows of any).
         self._here = 0
         self.newest: Seat | None = None
         self._process = process
@@ -124,8 +124,7 @@ class Roster:
         """
         if not self.spares:
             return self.ranks
-        tries, lead = self.newest.card.tries if self.newest else 0, self.own.node_rank
-        held = {rank: seat.card.place for rank, seat in self.seats.items() if tries and seat.card.tries == tries}
+        held, lead = self.held, self.own.node_rank
         order = sorted(self.ranks, key=lambda rank: (rank != lead, held.get(rank, -1) < 1, rank))[: self.nodes]
         places = {
             place: rank for rank in reversed(order) if 0 < (place := held.get(rank, -1)) < self.nodes and rank != lead
@@ -133,6 +132,13 @@ class Roster:
         left = [rank for rank in order if rank not in places.values()]
         places |= zip((place for place in range(self.nodes) if place not in places), left, strict=False)
         return tuple(places[place] for place in sorted(places))
+
+    @property
+    def held(self) -> Mapping[int, int]:
+        """The places in the newest attempt of this job, by node rank, of those who ran it and are here."""
+        number = self.newest.card.attempt if self.newest else 0
+        cards = [seat.card for seat in self.seats.values() if seat.card.tries and seat.card.attempt == number]
+        return {card.node_rank: card.place for card in cards if card.place >= 0}
 
     @property
     def next_attempt(self) -> int:
@@ -248,8 +254,8 @@ class Roster:
 
 
 def _seniority(seat: Seat) -> tuple[int, bool, int]:
-    """More attempts come first, then who took part in the last one, then the lower node rank."""
-    return seat.card.tries, seat.card.place >= 0, -seat.card.node_rank
+    """A later attempt comes first, then who took part in it, then the lower node rank."""
+    return seat.card.attempt, seat.card.place >= 0, -seat.card.node_rank
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class Server:
         loop, terms = asyncio.get_running_loop(), self.terms
         await self.until(lambda: terms.may_lead(self.asking(nonce)), loop.time() + seconds)
         await self.until(lambda: len(self.asking(nonce)) >= terms.launchers - 1, loop.time() + TOGETHER_SECONDS)
-        self.stayed = frozenset(self.asking(nonce))
+        self.stayed = frozenset()
 
     def answer(self) -> None:
         """An attempt begins: whoever asked this launcher to lead before has found one that does."""
