@@ -611,10 +611,11 @@ async def succeeded(world: World) -> list[Job]:
 
 async def in_turn(world: World) -> list[Job]:
     """One node after another is killed while a spare node waits, the one that leads among them, and another launcher starts once
-    the next attempt has begun, as the next spare node: none of the kills has to wait for a window or for a time-out.
+    the next attempt has begun, as the next spare node: none of the kills has to wait for a window or for a time-out. Each attempt
+    leaves a newer snapshot: without progress, the next one would begin after a pause.
     """
     dice, order = world.dice, draw_headed(world.dice)
-    job = await train_with_spares(world, dataclasses.replace(order, steps=200))
+    job = await train_with_spares(world, dataclasses.replace(order, steps=200, save_every=2))
     for _ in range(dice.randrange(2, 7)):
         place = dice.choice((0, dice.randrange(order.nodes)))
         rank = next(rank for rank, one in job.current.items() if world.rules.place(one) == place)
