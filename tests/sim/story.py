@@ -740,6 +740,30 @@ async def deposed(world: World) -> list[Job]:
     return [job]
 
 
+async def stunned(world: World) -> list[Job]:
+    """Node 0 is frozen as soon as a spare node has come, for about as long as makes a node a lost one. When it runs again it takes all
+    others for lost, and the spare node, which heard it last, still follows it. The job continues with all of them.
+    """
+    dice, order = world.dice, dataclasses.replace(draw_headed(world.dice), steps=100)
+    job = Job(world, order)
+    for rank in range(order.nodes):
+        job.start(rank)
+    await job.trains()
+    await asyncio.sleep(dice.uniform(0, 2))
+    job.start(order.nodes)
+    while not world.rules.newest(job.current[order.nodes]):
+        await asyncio.sleep(0.01)
+    launcher = job.current[0]
+    world.rules.harmed(launcher, "frozen", until=0.1)
+    launcher.process.freeze()
+    await asyncio.sleep(dice.uniform(10.5, 12))
+    launcher.process.thaw(world.loop)
+    world.rules.thaws(launcher)
+    world.log(launcher.process.name, "MENDED: it runs again")
+    await continues(job, 120)
+    return [job]
+
+
 async def parted(world: World) -> list[Job]:
     """The network falls into two parts for a while: the larger one continues if it has enough launchers, and never both. Or node 0 is
     cut off from some launchers only.
@@ -811,7 +835,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved,
+    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved, stunned,
 )  # fmt: skip
 
 

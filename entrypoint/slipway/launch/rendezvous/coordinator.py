@@ -368,6 +368,11 @@ class Coordinator:
             if rank not in self._state.outcomes:
                 now, silence = self._terms.clock.time(), Cause(text="its launcher did not report in time how it ended")
                 self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, now, cause=silence)
+        if self._terms.node_rank in self._state.lost:
+            # It was frozen, and missed what others, even its own launcher, told it. So each of them decides by its own rule.
+            server.stayed, self._state.running = frozenset(), False
+            server.scatter()
+            return
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
