@@ -298,7 +298,13 @@ def test_values_that_cannot_be_saved_are_refused_at_the_next_snapshot(capsys: py
     assert 'run.state["f"]: a builtin_function_or_method' in refused(capsys, loop)
 
 
-def test_a_loader_of_another_length_is_refused_in_the_midst_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("size", "batch_size", "difference"),
+    [(20, 2, "has 10 batches, and it had 6"), (18, 3, "has a batch size of 3, and it had one of 2")],
+)
+def test_a_loader_of_other_batches_is_refused_in_the_midst_of_an_epoch(
+    capsys: pytest.CaptureFixture[str], size: int, batch_size: int, difference: str
+) -> None:
     run, step = begin(save_every=1)
 
     def loop() -> None:
@@ -313,9 +319,10 @@ def test_a_loader_of_another_length_is_refused_in_the_midst_of_an_epoch(capsys: 
         loop()
     other, _ = begin(save_every=1)
     assert next(iter(other.epochs(1))) == 0
-    said = refused(capsys, lambda: next(other.batches(DataLoader(range(20), 2))))  # type: ignore[arg-type]
-    assert "has 10 batches, and it had 6" in said
+    said = refused(capsys, lambda: next(other.batches(DataLoader(range(size), batch_size))))  # type: ignore[arg-type]
+    assert difference in said
     assert "after batch 2 of epoch 0" in said
+    assert said.endswith("or start another run: SLIPWAY_RUN_DIR=PATH.\n")
 
 
 def test_a_model_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,6 +330,24 @@ def test_a_model_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str])
     for _ in run.steps(2):
         step()
     assert "weight: 1 × 1 in the snapshot, 1 × 2 in the model" in refused(capsys, lambda: begin(2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "difference"),
+    [
+        (torch.float64, torch.optim.SGD, "weight: 1 × 1 in the snapshot, 1 × 1 of float64 in the model"),
+        (torch.float32, torch.optim.Adam, "optimizer is of the class Adam, and was of SGD in the snapshot at step 2"),
+    ],
+)
+def test_other_types_are_refused(
+    capsys: pytest.CaptureFixture[str], dtype: torch.dtype, optimizer: type[torch.optim.Optimizer], difference: str
+) -> None:
+    run, step = begin()
+    for _ in run.steps(2):
+        step()
+    model = nn.Linear(1, 1).to(dtype)
+    again = optimizer(model.parameters())
+    assert difference in refused(capsys, lambda: slipway.resume(model=model, optimizer=again))
 
 
 def train_with(run: ResumableRun, *optimizers: torch.optim.Optimizer) -> None:
@@ -360,6 +385,56 @@ def test_a_model_that_moves_to_another_device_is_refused(capsys: pytest.CaptureF
     run = slipway.resume(model=model)
     model.to("meta")
     assert "was on cpu in slipway.resume, and is on meta now" in refused(capsys, run.boundary)
+
+
+def test_a_model_that_gets_another_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model)
+    model.bfloat16()
+    assert "was torch.float32 in slipway.resume, and is torch.bfloat16 now" in refused(capsys, run.boundary)
+
+
+def test_an_optimizer_that_is_made_anew_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    again = torch.optim.AdamW(model.parameters())
+
+    def loop() -> None:
+        for _ in run.steps(11):
+            again.step()
+
+    assert "AdamW trains, and not the SGD that was passed to slipway.resume" in refused(capsys, loop)
+
+
+def test_a_parameter_of_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    model, scale = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), scale])
+    train_with(slipway.resume(model=model, optimizer=optimizer), optimizer)
+    assert capsys.readouterr().err.count("warning: SGD trains 1 parameters of no model that was passed") == 1
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: begin(save_every="auto"),
+        lambda: begin(save_every=-1),
+        lambda: begin(memory_every=2.5),
+        lambda: begin(keep=0),
+        lambda: begin()[0].epochs("3"),  # type: ignore[arg-type]
+        lambda: begin()[0].steps(range(3)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_whole_number_is_refused(capsys: pytest.CaptureFixture[str], act: Callable[[], object]) -> None:
+    assert "a whole number is needed" in refused(capsys, act)
+
+
+@pytest.mark.parametrize("wrap", [enumerate, iter])
+def test_what_began_before_run_batches_is_refused(
+    capsys: pytest.CaptureFixture[str], wrap: Callable[[Any], Any]
+) -> None:
+    run, _ = begin()
+    loader = wrap(DataLoader(range(4), 2))  # type: ignore[arg-type]
+    assert "Pass the loader itself" in refused(capsys, lambda: next(run.batches(loader)))
 
 
 def test_no_batches_and_no_step_end_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,14 @@ class Objects:
         """Return the objects that have a method."""
         return [each for parts in self.named.values() for each in parts.values() if hasattr(each, method)]
 
+    @property
+    def kinds(self) -> dict[str, dict[str, str]]:
+        """The class of each object that is no model, by its name and part."""
+        return {
+            name: {part: type(each).__name__ for part, each in parts.items() if not isinstance(each, nn.Module)}
+            for name, parts in self.named.items()
+        }
+
     def collect(self) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
         """Return all states as tensors by file and name, and as JSON, and what these tensors are parts of (see Layouts).
 
@@ -89,6 +97,13 @@ class Objects:
                 f"The snapshot at step {snapshot.step} contains {listing(stored)}, and slipway.resume was called with "
                 f"{listing(self.named)}. Pass the same objects, or start another run: --run-dir PATH."
             )
+        for name, kinds in snapshot.state.get("kinds", {}).items():
+            for part, kind in kinds.items():
+                if (own := self.kinds[name].get(part, kind)) != kind:
+                    raise ConfigurationError(
+                        f"{path(name, part)} is of the class {own}, and was of {kind} in the snapshot at step {snapshot.step}. "
+                        "Build it as before, or start another run: --run-dir PATH."
+                    )
         sharded = snapshot.state.get("sharded", {})
         states: dict[tuple[str, str], Any] = {}
         for name, parts in stored.items():
@@ -180,9 +195,10 @@ def require_fit(name: str, own: Mapping[str, Any], stored: Mapping[str, Any], st
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the shapes of a model's tensors by name."""
+    """Return the shapes of a model's tensors by name, and their types where these are not float32."""
     return {
-        name: " × ".join(map(str, value.shape)) or "a single value"
+        name: (" × ".join(map(str, value.shape)) or "a single value")
+        + ("" if value.dtype == torch.float32 else f" of {str(value.dtype).removeprefix('torch.')}")
         for name, value in state.items()
         if isinstance(value, torch.Tensor)
     }

@@ -121,7 +121,7 @@ class Position:
         reading, device = self.reading, self._device
         source = open_source(loader, self._context.say, seed)
         set_epoch(loader, self.epoch)
-        require_length(reading, source.length, self.epoch)
+        require_same_batches(reading, source, self.epoch)
         again = reading.call in {*self._generators, *self._stored}
         generators = self._generators[reading.call] = generators_of(loader)
         for generator, state in zip(generators, self._stored.pop(reading.call, ()), strict=False):
@@ -202,11 +202,17 @@ def all_random_states(device: torch.device) -> RandomStates:
     return random_states(device) | other_random_states()
 
 
-def require_length(reading: DataPlace, length: int | None, epoch: int) -> None:
-    """Raise ConfigurationError where a loader that is to be resumed in its midst has another length than it had."""
-    if reading.begun and reading.length is not None and length != reading.length:
-        raise ConfigurationError(
-            f"The loader has {length} batches, and it had {reading.length} when the snapshot was taken, after batch "
-            f"{reading.batches} of epoch {epoch}: it is not known which samples were trained on. Use the same data and the same "
-            "batch size, or start another run: --run-dir PATH."
-        )
+def require_same_batches(reading: DataPlace, source: BatchSource, epoch: int) -> None:
+    """Raise ConfigurationError where a loader that is to be resumed in its midst has other batches than it had."""
+    if not reading.begun or reading.length is None:
+        return
+    if source.length != reading.length:
+        differ = f"has {source.length} batches, and it had {reading.length}"
+    elif source.batch_size != reading.batch_size:
+        differ = f"has a batch size of {source.batch_size}, and it had one of {reading.batch_size}"
+    else:
+        return
+    raise ConfigurationError(
+        f"The loader {differ} when the snapshot was taken, after batch {reading.batches} of epoch {epoch}: it is not known which "
+        "samples were trained on. Use the same data and the same batch size, or start another run: --run-dir PATH."
+    )

@@ -11,6 +11,7 @@ import dis
 import gc
 import hashlib
 import math
+import operator
 import os
 import secrets
 import signal
@@ -39,7 +40,7 @@ from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
 from slipway.train.own.replaying import OwnReplays
 from slipway.train.own.sharding import local
-from slipway.train.own.unsaved import Unsaved, device_of, require_in_place
+from slipway.train.own.unsaved import Unsaved, device_of
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
@@ -91,6 +92,10 @@ def resume(
                 f"slipway.resume(snapshots=False) saves nothing, and was called with {', '.join(objects)}. Leave one out."
             )
         require_first()
+        for name, value in (("save_every", save_every), ("memory_every", memory_every)):
+            if value is not None:
+                require_count(f"{name}=", value)
+        require_count("keep=", keep, 1)
         RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots))
         return RUNS[-1]
     except EXPLAINED as error:
@@ -103,6 +108,14 @@ def require_first() -> None:
         raise ConfigurationError(
             "slipway.resume was called a second time. A script has one run: pass all objects in one call."
         )
+
+
+def require_count(name: str, value: Any, least: int = 0) -> int:
+    """Return the number that was passed as `name`. Raises ConfigurationError where it is no whole one, or below `least`."""
+    with suppress(TypeError):
+        if (number := operator.index(value)) >= least:
+            return number
+    raise ConfigurationError(f"{name}{value!r}: a whole number is needed, {least} or more.")
 
 
 def number_from(name: str, value: Any) -> float:
@@ -179,13 +192,11 @@ class ResumableRun:
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are not done, of `total`. The end of the loop is the end of the run."""
-        self._begin_loop("epochs")
-        return self._run_epochs(total)
+        return self._run_epochs(self._begin_loop("epochs", total))
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the iterations that are not done, of `total`. The end of the loop is the end of the run."""
-        self._begin_loop("steps")
-        self._context.steps = total
+        self._context.steps = total = self._begin_loop("steps", total)
         return self._run_steps(total)
 
     def batches(self, loader: Any, *, exact_augmentation: bool = False) -> Iterator[Any]:
@@ -216,6 +227,7 @@ class ResumableRun:
             self._context.progress(self.step)
             self._context.beat(Phase.TRAIN)
             if self._counted and not self._gradients.stepped:
+                self._unsaved.require_own_steps()
                 return False
             self._gradients.stepped = False
             self._snapshots.writer.check()
@@ -296,13 +308,15 @@ class ResumableRun:
 
     # The loops
 
-    def _begin_loop(self, name: str) -> None:
+    def _begin_loop(self, name: str, total: Any) -> int:
         with self._told():
+            count = require_count(f"run.{name}: ", total)
             if self._loop:
                 raise ConfigurationError(
                     f"run.{name} was called, and run.{self._loop} before: a run has one loop. Count all {name} in one call."
                 )
         self._loop = name
+        return count
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position
@@ -382,6 +396,7 @@ class ResumableRun:
             "loop": OWN,
             "objects": objects,
             **({"sharded": sharded, "set": number_of(self._series, self.mark, self._finishing)} if sharded else {}),
+            "kinds": self._objects.kinds,
             "values": pack_plain(self.state, "run.state", tensors["run"]),
             "position": self._position.describe(),
             "iteration": self._iteration,
@@ -439,7 +454,7 @@ class ResumableRun:
                 )
             return
         self._postponed = 0
-        require_in_place(self._objects, self._context.device)
+        self._unsaved.require_in_place()
         if self._stopping and may_stop:
             self._stop(self._stopping)
         if self.step >= self._disk.due:
@@ -571,7 +586,7 @@ def end_badly(error: BaseException, place: Place | None, so_far: WorkerOutcome, 
     if place is not None and is_launched(environ):
         report_failure(error, place, so_far)
     elif place is None or place.local_rank == 0 or not isinstance(error, ConfigurationError):
-        print(f"slipway: {error}", file=sys.stderr, flush=True)
+        print("slipway:", str(error).replace("--run-dir PATH", "SLIPWAY_RUN_DIR=PATH"), file=sys.stderr, flush=True)
     return 1 if is_under_torchrun(environ) else CODE_OF[Word(outcome_word(error))]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
@@ -62,6 +63,11 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
     """
     if not isinstance(loader, Iterable):
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
+    if isinstance(loader, enumerate | _BaseDataLoaderIter):
+        raise ConfigurationError(
+            f"run.batches({type(loader).__name__}): it is not known where this began. Pass the loader itself, and wrap what "
+            "comes out of it: enumerate(run.batches(loader)), iter(run.batches(loader))."
+        )
     inner = inner_of(loader)
     if isinstance(inner, DataLoader) and inner.num_workers and not isinstance(inner.worker_init_fn, Sheltered):
         inner.worker_init_fn = Sheltered(inner.worker_init_fn)
