@@ -1,7 +1,8 @@
 """torchrun in this process, with workers of ours and with a report of each of them to the launcher.
 
 torchrun has no interface for what is needed here, so some of its classes are replaced by the ones below; each says why. They are
-written for torch 2.9 to 2.11 (torch/distributed/elastic: multiprocessing/api.py, rendezvous/static_tcp_rendezvous.py).
+written for torch/distributed/elastic (multiprocessing/api.py, rendezvous/static_tcp_rendezvous.py). docs/tried-on.md lists the
+versions of torch that they were tried with.
 """
 
 from __future__ import annotations
