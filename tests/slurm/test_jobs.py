@@ -89,7 +89,7 @@ def test_nodes_of_a_job_that_stay_idle_are_told(cluster: Cluster) -> None:
     file.write_text(f"#!/bin/bash\n{plan}\nsrun --nodes=1 {step} {plan}\nsrun --nodes=2 {step} {plan}\n")
     job = cluster.sbatch("--nodes=2", str(file))
     assert job.end() == "COMPLETED", job.text
-    assert job.text.count("this Slurm job has 2 nodes, and only 1 of them will train") == 2, job.text
+    assert job.text.count("this Slurm job has 2 nodes, and only 1 of them will be used") == 2, job.text
     assert "srun --nodes=2 --ntasks-per-node=1" in job.text
 
 

@@ -243,6 +243,11 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
     assert not any("no GPU" in note for note in resolve({"NPROC_PER_NODE": "cpu"}, devices=make_devices(1)).notes)
 
 
+WITH_A_SPARE_NODE = BARE_SRUN | {
+    "SLURM_STEP_NUM_NODES": "3", "SLURM_JOB_NODELIST": "gpu[07-09]", "SLURM_NODEID": "0", "SLIPWAY_SPARES": "1"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
@@ -252,6 +257,8 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
         (STEP_OF_SBATCH | {"SLURM_NODEID": "1"}, ""),  # node 0 says it
         (STEP_OF_SBATCH | {"NODE_RANK": "+1"}, ""),
         (BARE_SRUN | {"SLURM_NODEID": "0"}, ""),
+        (WITH_A_SPARE_NODE, ""),
+        (WITH_A_SPARE_NODE | {"SLURM_JOB_NODELIST": "gpu[07-10]"}, "4 nodes, and only 3 of them"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu07", **PLAIN, "RANK": "0"}, ""),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu["}, ""),
@@ -264,6 +271,8 @@ def test_on_slurm_gpus_are_asked_for_in_its_own_words() -> None:
         "its node 1",
         "its node 1 by another spelling",
         "a step of all",
+        "a step of all with a spare node",
+        "a smaller step with a spare node",
         "one node",
         "more than the job has",
         "a damaged list",

@@ -47,7 +47,8 @@ class Scheduler(NamedTuple):
 
 
 class JobShape(NamedTuple):
-    """What a scheduler's notes depend on: the number of nodes and who gave it, and how many launchers run on this node."""
+    """What a scheduler's notes depend on: the number of nodes, spare ones among them, who gave it, and how
+    many launchers run on this node."""
 
     nodes: int
     nodes_source: str

@@ -192,7 +192,7 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
 
 
 def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
-    """Warn of a job with more nodes than train, and of a launcher that was perhaps typed in a shell of `srun --pty`.
+    """Warn of a job with more nodes than are used, and of a launcher that was perhaps typed in a shell of `srun --pty`.
 
     A batch script, and a shell of salloc, run on one node until they call srun. `srun --pty` starts its shell as task 0, and the
     other tasks' shells end at once. Its steps inherit SLURM_PTY_PORT: nothing in the environment says whether this is the
@@ -203,7 +203,7 @@ def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
         allotted = len(expand_nodelist(environ.get("SLURM_JOB_NODELIST", "")))
     if environ.get("SLURM_JOB_ID") and allotted > place.nodes:
         how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
-        only = f"and only {place.nodes} of them will train. For all of them type: {how}"
+        only = f"and only {place.nodes} of them will be used. For all of them type: {how}"
         yield f"warning: this Slurm job has {allotted} nodes, {only}"
     if place.launchers > 1 and environ.get("SLURM_PTY_PORT") and environ.get("SLURM_STEP_ID"):
         yield (

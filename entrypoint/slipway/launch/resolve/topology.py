@@ -241,7 +241,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         notes=(
             *ignored,
             *_spare_notes(size, node_rank, requeues),
-            *_notes(sources, values, nodes, device, devices, process, host.shell),
+            *_notes(sources, values, nodes + spares, device, devices, process, host.shell),
             *_place_notes(devices, device, processes, process),
         ),
         image=host.image,
