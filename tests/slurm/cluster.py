@@ -54,6 +54,7 @@ PreemptMode=REQUEUE
 PartitionName=main Nodes=node1,node2 Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=node1,node2 PriorityTier=10 PreemptMode=OFF
 PartitionName=slow Nodes=node3,node4
+PartitionName=three Nodes=node1,node2,node3
 """
 
 

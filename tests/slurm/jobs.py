@@ -34,7 +34,9 @@ def train(
     return cluster.sbatch(*options, str(REPOSITORY / "slurm" / script), *words, **given)
 
 
-def train_long(cluster: Cluster, steps: int, *, pace: float = 0.05, options: tuple[str, ...] = ("--nodes=2",)) -> Job:
+def train_long(
+    cluster: Cluster, steps: int, *, pace: float = 0.05, options: tuple[str, ...] = ("--nodes=2",), **variables: str
+) -> Job:
     """Submit a job whose steps take `pace` seconds, so that something can happen to it meanwhile."""
     return train(
         cluster,
@@ -45,6 +47,7 @@ def train_long(cluster: Cluster, steps: int, *, pace: float = 0.05, options: tup
         PACE=str(pace),
         SLIPWAY_HEARTBEAT_TIMEOUT="5",
         NPROC_PER_NODE="1",
+        **variables,
     )
 
 
