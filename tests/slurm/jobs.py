@@ -19,6 +19,15 @@ LINEAR = ("linear", "--dataset-size", "256", "--batch-size", "8", "--steps", "40
 LONG = (PACED, "--batch-size", "8", "--save-every", "25", "--eval-every", "1000", "--log-every", "5")
 
 
+def stand_in(folder: Path, command: str) -> str:
+    """A virtual environment whose launcher is this command."""
+    program = folder / "bin/slipway"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\n{command}\n")
+    program.chmod(0o755)
+    return str(folder)
+
+
 def train(
     cluster: Cluster,
     *words: str,

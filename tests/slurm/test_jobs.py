@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from jobs import GPT, LINEAR, SLIPWAY, VENV, newest_step, run_of, train
+from jobs import GPT, LINEAR, SLIPWAY, VENV, newest_step, run_of, stand_in, train
 from next_lines import next_commands
 
 from slipway.launch.run_directory.directory import RunDirectory
 
 PROCESS_MODE = "one launcher per process (from Slurm): this one runs rank"
-
-
-def stand_in(folder: Path, command: str) -> str:
-    """A virtual environment whose launcher is this command."""
-    program = folder / "bin/slipway"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/bash\n{command}\n")
-    program.chmod(0o755)
-    return str(folder)
 
 
 @pytest.mark.pull

@@ -1,23 +1,22 @@
 """A job of two nodes and a spare one, node3: a lost node is replaced without a requeue, but for the first one."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, Job
-from jobs import LONG, SLIPWAY, VENV, attempt, newest_step, run_of, train_long, wait_for_step
+from jobs import LONG, SLIPWAY, VENV, attempt, newest_step, run_of, stand_in, train, train_long, wait_for_step
 
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.files import list_snapshots
 
 STEPS = 75
+OPTIONS = ("--partition=three", "--nodes=3", "--no-kill")
 Weights = dict[str, bytes]  # by the names of their files
 
 
 def started(cluster: Cluster) -> Job:
     """A job that has a snapshot of step 25, and whose spare node is present."""
-    options = ("--partition=three", "--nodes=3", "--no-kill")
-    job = train_long(cluster, STEPS, options=options, SLIPWAY_SPARES="1", SLIPWAY_MAX_RESTARTS="3")
+    job = train_long(cluster, STEPS, options=OPTIONS, SLIPWAY_SPARES="1", SLIPWAY_MAX_RESTARTS="3")
     wait_for_step(job, 30)
     cluster.wait(lambda: RunDirectory(run_of(job)).node(0).spares, "the spare node's record", job)
     return job
@@ -71,18 +70,28 @@ def went_on(job: Job, undisturbed: Weights) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lose", [kill_all, power_off])
-def test_the_job_is_requeued_for_its_first_node_and_a_spare_node_does_not_lead(
-    cluster: Cluster, undisturbed: Weights, lose: Callable[[Cluster, str], None]
+def test_the_job_requeues_itself_if_the_processes_on_its_first_node_are_killed(
+    cluster: Cluster, undisturbed: Weights
 ) -> None:
     job = started(cluster)
-    if lose is kill_all:
-        kill_all(cluster, "node1")
-        cluster.wait(lambda: job.fact("Restarts") == "1", "the requeue", job)
-    else:
-        with cluster.without("node1", lambda: power_off(cluster, "node1")):
-            cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
+    kill_all(cluster, "node1")
+    cluster.wait(lambda: job.fact("Restarts") == "1", "the requeue", job)
     assert job.end() == "COMPLETED", job.text
     assert "takes place 0 of 2" not in job.text
     assert (job.fact("Restarts"), attempt(job), newest_step(job)) == ("1", 2, STEPS), job.text
     assert weights(run_of(job)) == undisturbed
+
+
+def test_slurm_keeps_a_job_whose_first_node_has_no_power_until_it_is_told_to_requeue_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    venv = stand_in(tmp_path, "((SLURM_RESTART_COUNT)) || { echo waits; exec sleep 3600; }")
+    job = train(cluster, options=OPTIONS, VENV=venv, SLIPWAY_SPARES="1")
+    job.wait_for("(?s)(waits.*){3}")
+    with cluster.without("node1", lambda: power_off(cluster, "node1")):
+        cluster.wait(lambda: cluster.states()["node1"].startswith("down"), "the end of node1")
+        assert job.state == "RUNNING", "--no-kill is for this node, too"
+        cluster.command("scontrol", "requeue", job.number)
+        cluster.wait(lambda: job.state == "PENDING", "the requeue", job)
+    assert job.end() == "COMPLETED", job.text
+    assert job.fact("Restarts") == "1"
