@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from slipway.train.own import run as own_run
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
 from slipway.train.own.sources import places_of, seeds_of
+from slipway.train.snapshots import writer
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
@@ -479,6 +481,26 @@ def test_leaving_the_loop_finishes_the_run_and_an_exception_does_not(
     assert ("slipway: 1 steps" in capsys.readouterr().out) is finished
     assert not list(Path(os.environ["SLIPWAY_RUN_DIR"], "snapshots").glob(".*")), "nothing is left behind"
     assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists() is finished
+
+
+def test_a_script_that_ends_within_its_loop_ends_after_its_snapshot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, save_now, wait_now = threading.Event(), writer.save_snapshot, writer.Writer.wait
+
+    def save_late(*given: Any) -> None:
+        assert waited.wait(PATIENCE)
+        save_now(*given)
+
+    def wait(self: writer.Writer, seconds: float | None = None) -> bool:
+        waited.set()
+        return wait_now(self, seconds)
+
+    monkeypatch.setattr(writer, "save_snapshot", save_late)
+    run, step = begin(save_every=1)
+    step()
+    run.boundary()
+    monkeypatch.setattr(writer.Writer, "wait", wait)
+    leave_process(run)
+    assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on

@@ -522,10 +522,12 @@ class ResumableRun:
                 os._exit(self._failed)
             self._let_go()
             os.kill(os.getpid(), signal.SIGTERM)
-        elif self._over:
-            release_models()
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            return
+        if not self._over and hasattr(self, "_snapshots"):  # a thread that still writes may abort the process, too
+            self._snapshots.close()
+        release_models()
+        if self._over and dist.is_initialized():
+            dist.destroy_process_group()
 
     @property
     def _is_ended_with_another(self) -> bool:
