@@ -38,6 +38,9 @@ def test_no_sum_can_be_rounded_in_whatever_order_it_is_added(numbers: IntegerRan
 def test_this_processor_computes_every_answer_in_every_arithmetic() -> None:
     assert {kind for kind, _ in known.problems(CPU)} == {*KINDS}
     assert [known.find_wrong(CPU, seed, times=2) for seed in (0, 3, 4, 1234)] == [""] * 4
+    with torch.autocast("cpu", torch.bfloat16):  # as where a loop calls `run.replay` within one
+        assert known.find_wrong(CPU, 0, times=2) == ""
+        assert torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize(("kind", "arithmetic"), known.problems(CPU), ids=str)

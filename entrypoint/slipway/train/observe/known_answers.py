@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -45,11 +45,16 @@ class Arithmetic(NamedTuple):
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        """A context in which torch computes in this way."""
+        """A context in which torch computes in this way, also within an autocast of the caller's."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if self.rounds else "highest")
         try:
-            with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=self.rounds):
+            with ExitStack() as stack:
+                stack.enter_context(
+                    torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=self.rounds)
+                )
+                for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
                 yield
         finally:
             torch.set_float32_matmul_precision(before)
