@@ -47,8 +47,7 @@ class Scheduler(NamedTuple):
 
 
 class JobShape(NamedTuple):
-    """What a scheduler's notes depend on: the number of nodes, spare ones among them, who gave it, and how
-    many launchers run on this node."""
+    """What a scheduler's notes depend on: the number of nodes with the spare ones, who gave it, and the launchers here."""
 
     nodes: int
     nodes_source: str
