@@ -15,6 +15,7 @@ from virtual_launcher import CLOUDS, WINDOW, Launcher, Order
 from world import World
 
 from slipway.launch.attempt.stops import Stop
+from slipway.launch.rendezvous.coordinator import SUCCEED_SECONDS
 from slipway.launch.resolve.topology import SPARE
 from slipway.protocol.outcomes import Word
 
@@ -22,7 +23,9 @@ from slipway.protocol.outcomes import Word
 MOMENTS = ("hello", "welcome", "probe", "probed", "start", "report", "report", "news", "ending")
 
 SILENCE = 15.0  # seconds after which the others have noticed that a node is gone
-REPLACED = 5.0  # seconds from the kill of a node to the attempt in which a spare node has its place, at most
+# Seconds from the kill of a node to the attempt in which a spare node has its place, at most: 2 until the last launcher has noticed,
+# SUCCEED_SECONDS where the launchers divide between two leaders, and 2 until they have found the one that stays.
+REPLACED = 2 + SUCCEED_SECONDS + 2
 LOOK = 5.0  # seconds between two looks for an interruption notice (AWS; the other clouds are asked more often)
 
 

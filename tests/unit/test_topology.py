@@ -632,7 +632,7 @@ def test_spare_nodes_wait_beside_those_of_the_job(
         ),
         (
             BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "0", "SLIPWAY_SPARES": "1"},
-            "1 spare node can take the place of any node but node 0, without which Slurm requeues the job",
+            "1 spare node can take the place of any node but node 0: when that is lost, the job has to be requeued (Slurm)",
         ),
     ],
 )

@@ -346,9 +346,11 @@ class Client:
             self._offered = max(self._offered, message.attempt)  # a spare node was not probed
             self.leader, self.endpoint = welcome.node_rank, endpoint
             go = self._read_start(message, link, card, ring)
-        except BaseException:
+        except BaseException as error:
             link.cut()
             self._link = None
+            if welcome.node_rank and isinstance(error, ConnectionResetError):
+                raise TryLaterError(f"node {welcome.node_rank} ({welcome.host}) no longer leads the job") from None
             raise
         finally:
             for task in probing:

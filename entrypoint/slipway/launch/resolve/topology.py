@@ -447,7 +447,7 @@ def _spare_notes(size: NodeCount, node_rank: int, requeues: str) -> Iterator[str
     if size.spares and not node_rank:
         node_0 = ""
         if requeues:
-            node_0 = f" but node 0, without which {requeues} requeues the job"
+            node_0 = f" but node 0: when that is lost, the job has to be requeued ({requeues})"
         elif size.most <= size.spares:
             node_0 = (
                 " but node 0: it can be replaced where there are more nodes than spare nodes, else two groups of them could "
