@@ -7,6 +7,7 @@ network of their own. Then the same without containers. A first step of Slipway'
 rank, run directory, charts, snapshots; the plain loop (steps.py) has what DistributedDataParallel's tutorial has.
 """
 
+import os
 import secrets
 import statistics
 import subprocess
@@ -119,14 +120,16 @@ def middle(rounds: list[dict[str, Start]], name: str, moment: str) -> float:
 
 
 def longest_lag(rounds: list[dict[str, Start]]) -> str:
-    """What a missed target rests on: between which two moments of its workers slipway loses most."""
+    """What a missed target rests on: the CPU time of both sides, and between which two moments of its workers slipway loses most."""
     before, lags = 0.0, {}
     # Up to there our workers go side by side with torchrun, and the peer's one after it.
     for moment in list(MOMENTS)[list(MOMENTS).index("worker has torch") :]:
         lag = middle(rounds, OURS, moment) - middle(rounds, PEER, moment)
         lags[MOMENTS[moment].strip()], before = lag - before, lag
     worst = max(lags, key=lags.__getitem__)
-    return f"it loses most, {lags[worst]:.2f} s, before “{worst}”"
+    ours, peer = (statistics.median(row[name].cpu for row in rounds) for name in (OURS, PEER))
+    cpu = f"all nodes share {os.cpu_count()} processors, and it takes {ours:.1f} s of CPU time against {peer:.1f} s"
+    return f"{cpu}; it loses most, {lags[worst]:.2f} s, before “{worst}”"
 
 
 if __name__ == "__main__":
