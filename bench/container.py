@@ -120,7 +120,7 @@ def middle(rounds: list[dict[str, Start]], name: str, moment: str) -> float:
 
 
 def longest_lag(rounds: list[dict[str, Start]]) -> str:
-    """What a missed target rests on: the CPU time of both sides, and between which two moments of its workers slipway loses most."""
+    """What a missed target rests on: both CPU times, and between which two moments of its workers slipway loses most."""
     before, lags = 0.0, {}
     # Up to there our workers go side by side with torchrun, and the peer's one after it.
     for moment in list(MOMENTS)[list(MOMENTS).index("worker has torch") :]:
