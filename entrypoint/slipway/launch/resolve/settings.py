@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple
 
-from slipway.launch.resolve.foreign_values import parse_address
+from slipway.launch.resolve.foreign_values import ForeignValueError, parse_address
 from slipway.options.paths import parse_path
 from slipway.store.address import SUPPORTED, parse_store
 
@@ -63,15 +63,16 @@ class NodeCount(NamedTuple):
 def _nodes(text: str) -> NodeCount:
     """The number of nodes: one number, torchrun's MIN:MAX, or NODES+SPARES."""
     number = _number(1, 65_536)
-    nodes, plus, spares = text.rpartition("+")
-    if plus and nodes:
-        if ":" in nodes:
-            raise ValueError("an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed")
-        if number(nodes) == 1:
-            raise ValueError("at least two nodes are needed beside spare ones")
-        if not spares.isdecimal():
-            raise ValueError("NODES+SPARES is needed, such as 2+1")
-        return NodeCount(number(nodes), number(nodes), number(spares))
+    nodes, plus, spares = text.partition("+")
+    if plus:
+        if ":" in text:
+            raise ForeignValueError("an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed: leave them out")
+        if not re.fullmatch(r"[0-9]+\+[0-9]+", text):
+            raise ForeignValueError("NODES+SPARES is needed, such as 2+1")
+        count = NodeCount(number(nodes), number(nodes), _number(0, 65_536)(spares))
+        if count.spares and count.most == 1:
+            raise ForeignValueError(f"at least two nodes are needed beside spare ones, such as 2+{count.spares}")
+        return count
     low, colon, high = text.partition(":")
     least, most = (number(part) for part in (low, high if colon else low))
     if least > most:
