@@ -141,6 +141,11 @@ def prepared(job: Launcher) -> list[int]:
     return found
 
 
+def is_ready(pid: int) -> bool:
+    """Whether a process that waits for a script's next attempts has imported torch, and waits in recvmsg(2) on x86-64."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith("47 ")
+
+
 def go_on(job: Launcher, attempt: int, folder: Path) -> None:
     """Let an attempt go on to its end, once all ranks are there."""
     for rank in (0, 1):
@@ -159,6 +164,7 @@ def test_a_script_finds_torch_imported_from_the_second_attempt_on(
     job = start("run", "--max-restarts", "2", "own.py", **told)
     job.wait_for("made 1 0")
     [pid, *_] = wait_until(lambda: prepared(job), "the process that waits")
+    wait_until(lambda: is_ready(pid), "that it has imported torch")
     go_on(job, 1, tmp_path)
     job.wait_for("made 2 0")
     assert pid in prepared(job), "it lasts"
