@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from slipway.process import agent, warm
@@ -117,17 +116,7 @@ class Torchrun:
 
 
 def stand_in() -> None:
-    """Replace torch, and of the agent what needs it."""
-    names = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.run")
-    modules = {
-        name: ModuleType(name) for name in (*names, "torch.distributed.launcher", "torch.distributed.launcher.api")
-    }
-    for name, module in modules.items():
-        above, _, own = name.rpartition(".")
-        if above:
-            setattr(modules[above], own, module)
-    modules["torch"].default_generator = SimpleNamespace(seed=lambda: None)  # type: ignore[attr-defined]
-    sys.modules |= modules
+    """Replace what of the agent needs torch."""
     agent.run_torchrun = lambda terms, begun: Torchrun(terms, begun).run()
 
 

@@ -16,6 +16,7 @@ from launchers import Launcher
 from stand_in_rules import SITE, Rule, Rules
 from waiting import wait_until
 
+from slipway.process.tree import trees
 from slipway.protocol.files import read_json
 
 # Both ranks run it. The other one waits until the launcher, which is this test, ends it.
@@ -151,10 +152,11 @@ def agents(kind: str, log: Path) -> Iterator[Agents]:
     """Agents of a kind: `real` or `stand-in`."""
     events, told = os.pipe()
     nothing = os.open(os.devnull, os.O_WRONLY)
-    environ = {**os.environ, "PYTHONPATH": str(SITE.parent), "PYTHONWARNINGS": "ignore"}
+    more = {"PYTHONPATH": f"{SITE}:{SITE.parent}", "STAND_INS": "1" if kind == "stand-in" else ""}
+    environ = {**os.environ, **more, "PYTHONWARNINGS": "ignore"}
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", AGENTS, kind],
+            [sys.executable, "-c", AGENTS, kind, "slipway.process.warm"],  # which sitecustomize.py looks for
             env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, pass_fds=(told, nothing),
         )  # fmt: skip
     with process:
@@ -175,6 +177,11 @@ def test_both_agents_tell_the_same_of_ten_endings(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("*/*/signalled")]
 
 
+def has_torch(process: int) -> bool:
+    """Whether a process has loaded it: seconds of CPU time, which stand-ins are there to spare."""
+    return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+
+
 @pytest.mark.pull
 def test_both_workers_leave_the_same_behind_a_stop(
     start: Callable[..., Launcher], rules: Rules, tmp_path: Path
@@ -185,6 +192,7 @@ def test_both_workers_leave_the_same_behind_a_stop(
         words = ("gpt", "--steps", "100000", "--save-every", "4", "--run-dir", f"run-{torch}")
         job = start(*words, **rules.variables(held, torch=torch), NPROC_PER_NODE="1")
         rules.wait_for(held, job)
+        assert any(map(has_torch, trees([job.process.pid])[job.process.pid])) == torch
         job.signal(signal.SIGTERM)
         node = tmp_path / f"run-{torch}/node-0"
         wait_until((node / "stop").exists, "the stop flag")

@@ -1,6 +1,6 @@
 """Python runs this first in every process that a test starts with this folder in PYTHONPATH (stand_in_rules.py).
 
-Where STAND_INS is set, the launcher's processes get stand-ins without torch in place of the agent and of our workloads. In both
+Where STAND_INS is set, the launcher's processes get stand-ins in place of the agent, of our workloads and of torch. In both
 kinds of worker each heartbeat looks at the rules in STAND_IN_RULES, which say what a rank does at a step: it is held until the
 test lets it go, or ends. In the launcher, STAND_IN_PAUSE replaces the pauses between attempts, in seconds.
 A worker leaves a file in the folder STAND_IN_STARTED, with its attempt and rank: one that was forked does not come here.
@@ -9,6 +9,16 @@ A worker leaves a file in the folder STAND_IN_STARTED, with its attempt and rank
 import os
 import sys
 
+# What the agent and the bookkeeping of our workers import of torch.
+TORCH = (
+    "",
+    "._dynamo",
+    ".distributed",
+    ".distributed.launcher",
+    ".distributed.launcher.api",
+    ".distributed.rendezvous",
+    ".distributed.run",
+)
 OURS = ("slipway.process.agent", "slipway.process.warm", "slipway.train")
 
 
@@ -23,16 +33,18 @@ def begin() -> None:
     from pathlib import Path
 
     tests = Path(__file__).resolve().parent.parent
-    stand_ins = {"slipway.process.agent": "stand_in_agent.py"}
-    stand_ins |= {f"slipway.train.workloads.{name}": "stand_in_worker.py" for name in ("gpt", "linear")}
+    stand_ins = {f"slipway.train.workloads.{name}": "stand_in_worker.py" for name in ("gpt", "linear")}
+    stand_ins |= {f"torch{name}": "stand_in_torch.py" for name in TORCH}
+    if "slipway.process.agent" in sys.orig_argv:
+        stand_ins["slipway.process.agent"] = "stand_in_agent.py"
 
     class Finder:
         """Finds a stand-in, once: the stand-in for the agent then imports the real one."""
 
         @staticmethod
         def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-            file = stand_ins.pop(name, None)
-            return spec_from_file_location(name, tests / file) if file else None
+            file, parts = stand_ins.pop(name, None), [] if name.startswith("torch") else None
+            return spec_from_file_location(name, tests / file, submodule_search_locations=parts) if file else None
 
     def obey(rule: dict[str, str]) -> None:
         word, _, value = rule["do"].partition(" ")
