@@ -141,9 +141,7 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
     assert f"{name}={text} (from the environment)" in str(caught.value)
     spares = name == "WORLD_SIZE" and "+" in text
     says = (
-        r"such as 2\+1|leave them out|are allowed"
-        if spares
-        else f"Type for example {setting.option} {setting.default}"
+        r"such as 2\+1|leave them out|are allowed" if spares else f"Type for example {setting.option} {setting.default}"
     )
     assert re.search(says, str(caught.value))
 

@@ -66,7 +66,9 @@ def _nodes(text: str) -> NodeCount:
     nodes, plus, spares = text.partition("+")
     if plus:
         if ":" in text:
-            raise ForeignValueError("an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed: leave them out")
+            raise ForeignValueError(
+                "an elastic job, MIN:MAX, continues without a lost node; no spare nodes are needed: leave them out"
+            )
         if not re.fullmatch(r"[0-9]+\+[0-9]+", text):
             raise ForeignValueError("NODES+SPARES is needed, such as 2+1")
         count = NodeCount(number(nodes), number(nodes), _number(0, 65_536)(spares))
