@@ -12,6 +12,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("launch", "im
 
 from containers import PATIENCE  # noqa: E402
 from nodes import Nodes  # noqa: E402
+from once import make_once, shared_folder  # noqa: E402
 from scene import Scene  # noqa: E402
 from table import Fault, Parting  # noqa: E402
 
@@ -36,32 +37,40 @@ def scene(engine: None, tmp_path: Path, killed: Path) -> Iterator[Scene]:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the job ends with when nothing happens."""
-    with ExitStack() as stack:
-        scene = Scene(tmp_path_factory.mktemp("reference"), stack)
-        job = scene.start()
-        assert job.end() == 0, job.text
-        return scene.result()
+
+    def make(folder: Path) -> None:
+        with ExitStack() as stack:
+            job = Scene(folder, stack).start()
+            assert job.end() == 0, job.text
+
+    return Scene(make_once(shared_folder(tmp_path_factory) / "reference", make), ExitStack()).result()
 
 
 @pytest.fixture(scope="session")
 def undisturbed(image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of two nodes to which nothing happens, as node 0 has it."""
-    with ExitStack() as stack:
-        job = Nodes(Scene(tmp_path_factory.mktemp("undisturbed"), stack))
-        job.start(1)
-        first = job.start(0)
-        assert job.end(PATIENCE) == (0, 0), job.text
-        return first.run
+
+    def make(folder: Path) -> None:
+        with ExitStack() as stack:
+            job = Nodes(Scene(folder, stack))
+            for rank in (0, 1):
+                job.start(rank)
+            assert job.end(PATIENCE) == (0, 0), job.text
+
+    [run] = make_once(shared_folder(tmp_path_factory) / "undisturbed", make).glob("disk-0/gpt-*")
+    return run
 
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died after step 25, with snapshots of the steps 10 and 20."""
-    with ExitStack() as stack:
-        scene = Scene(tmp_path_factory.mktemp("killed"), stack)
-        job = scene.start(do="kill", beat=("train", 25, 1))
-        assert job.end() == 1, job.text
-        return scene.run
+
+    def make(folder: Path) -> None:
+        with ExitStack() as stack:
+            job = Scene(folder, stack).start(do="kill", beat=("train", 25, 1))
+            assert job.end() == 1, job.text
+
+    return make_once(shared_folder(tmp_path_factory) / "killed", make) / "run"
 
 
 @pytest.fixture

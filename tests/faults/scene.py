@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import Launcher, start_launcher
+from stand_in_rules import SITE
 from waiting import wait_until
 
 from slipway.protocol.files import list_snapshots, snapshot_name
@@ -42,12 +43,16 @@ class Scene:
         self.folder.chmod(0o777)  # a container's user writes here, too
         self.run, self.go = self.folder / "run", self.folder / "go"
 
-    def start(self, *words: str, before: tuple[str, ...] = (), **fault: object) -> Launcher:
-        """Start the job with two processes; `words` are the launcher's, or change the job; `fault`: see sitecustomize."""
+    def start(self, *words: str, before: tuple[str, ...] = (), stand_ins: bool = False, **fault: object) -> Launcher:
+        """Start the job with two processes; `words` are the launcher's, or change the job; `fault`: see sitecustomize.
+
+        With `stand_ins` the agent and the workers are those without torch.
+        """
         # Workers that are forked read no sitecustomize.py of their own.
         harm = {"FAULTS": faults(str(self.run), str(self.go), fault), "PYTHONPATH": str(INSIDE), "SLIPWAY_WARM": "0"}
         given = ("run", "--run-dir", str(self.run), "--max-restarts", "0", *JOB, *words)
-        launcher = start_launcher(self.folder, *given, before=before, NPROC_PER_NODE="2", **(harm if fault else {}))
+        more = {"PYTHONPATH": str(SITE), "STAND_INS": "1"} if stand_ins else harm if fault else {}
+        launcher = start_launcher(self.folder, *given, before=before, NPROC_PER_NODE="2", **more)
         self.stack.callback(self.end, launcher)
         return launcher
 
@@ -76,11 +81,16 @@ class Scene:
         """Wait until there is a file in the run directory."""
         wait_until((self.run / path).exists, path)
 
-    def resume(self) -> Any:
-        """Go on with the run, unless a job has done that already."""
+    def resume(self, intact: int | None = None) -> Any:
+        """Go on with the run, unless a job has done that already.
+
+        `intact`: the step of the newest snapshot, which is verified; then stand-ins go on, which look at its name alone.
+        """
         for act in self.afterwards:
             act()
-        return self.resumed or self.start("--resume", "auto")
+        if intact is not None:
+            end_state(self.run, intact)
+        return self.resumed or self.start("--resume", "auto", stand_ins=intact is not None)
 
     def status(self) -> str:
         """How `slipway status` says that the run ended."""
@@ -109,7 +119,7 @@ def faults(run: str, go: str, *wanted: dict[str, Any]) -> str:
 
 
 def end_state(run: Path, steps: int = STEPS) -> dict[str, str]:
-    """The sha256 of each file in the last snapshot of a run that finished after so many steps, which must verify."""
+    """The sha256 of each file in the last snapshot of a run that ended after so many steps, which must verify."""
     from slipway.train.snapshots.snapshot import verify_snapshot  # who only reads the table needs no torch
 
     newest = list_snapshots(run / "snapshots")[0]

@@ -37,19 +37,22 @@ class Resume:
     """What going on yields: the step of the snapshot (None: none), the exit code, and what it says.
 
     `exact`: it ends with the files that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
+    `intact`: instead of that the snapshot is verified, and the launcher goes on from it with stand-ins for its workers; that an
+    intact snapshot is gone on from to the bit is what the other rows show.
     """
 
     step: int | None = None
     code: int = 0
     says: str = ""
     exact: bool = True
+    intact: bool = False
 
     @property
     def text(self) -> str:
         if self.code:
             return f"refused with {self.code}: {self.says}"
         begin = "from the start" if self.step is None else f"from step {self.step}"
-        return f"{'finished already' if self.says == DONE else begin}{', exact' if self.exact else ''}"
+        return f"{'finished already' if self.says == DONE else begin}{', intact' if self.intact else ', exact' if self.exact else ''}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def rows(faults: Iterable[Fault | Parting]) -> list[ParameterSet]:
 DONE = "is finished; there is nothing to resume"
 FINISHED = Resume(says=DONE)
 FROM_20 = Resume(20)
+INTACT_20 = Resume(20, intact=True)
 SOON, STOP, HANG = 30, 30, 60  # s, on a machine under load; the hang's own 6 s may pass several times
 
 # Where rank 0 is held, and the step that the snapshot of a stop is of; None: before the first step there is none.
@@ -149,31 +153,31 @@ FAULTS = [
     Fault("exception before the first step", inside("fail", "--max-restarts", "3", beat=("load", 0, 1)), 1, LOST.format(1, "RuntimeError: boom"), SOON, Resume()),
     Fault("SIGKILL of rank 0", sent(SIGKILL, "rank 0"), 1, LOST.format(0, "SIGKILL"), SOON, FROM_20),
     Fault("SIGKILL of rank 1", sent(SIGKILL, "rank 1"), 1, LOST.format(1, "SIGKILL"), SOON, FROM_20),
-    Fault("SIGKILL of torchrun", sent(SIGKILL, "torchrun", release=False), 1, "torchrun was ended by SIGKILL", SOON, FROM_20, tier="pull"),
+    Fault("SIGKILL of torchrun", sent(SIGKILL, "torchrun", release=False), 1, "torchrun was ended by SIGKILL", SOON, INTACT_20, tier="pull"),
     Fault("SIGUSR1 to torchrun", sent(SIGUSR1, "torchrun"), 0, "^finished on 1 node", SOON, FINISHED),
     Fault("SIGKILL of the launcher", sent(SIGKILL, "launcher", release=False), -9, "without a verdict: its launcher was killed", SOON, FROM_20, tier="pull"),
-    Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED, tier="pull"),
+    Fault("SIGKILL of rank 1, restarts allowed", sent(SIGKILL, "rank 1", "--max-restarts", "3"), 0, "^finished on 1 node after 2 attempts", SOON, FINISHED),
     Fault("exception in every attempt", inside("fail", "--max-restarts", "9", beat=("train", 5, 1)), 93, "no progress: .*3 attempts left no snapshot at all", HANG, Resume()),
     Fault("SIGSTOP of rank 1", sent(SIGSTOP, "rank 1", "--hang-seconds", "6"), 76, BEHIND.format(".*SIGSTOP"), HANG, FROM_20),
-    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, FROM_20, tier="core"),
+    Fault("rank 1 spins", inside("spin", "--hang-seconds", "6", beat=("train", 25, 2)), 76, BEHIND.format(""), HANG, INTACT_20, tier="core"),
     Fault("rank 1's data never come", inside("spin", "--hang-seconds", "6", "--workers", "1", batch=(52,)), 76, BEHIND.format(r"\(.*data"), HANG, FROM_20),
     *stops(),
     Fault("SIGTERM in the last moment", stopped(SIGTERM, 1, beat=("finish", 40, 1)), 0, "^finished on 1 node", STOP, FINISHED),
-    Fault("SIGKILL of rank 1, then SIGTERM", killed_then_stopped, 75, r"stopped by the system: .*SIGTERM, while rank 1 was killed \(SIGKILL\); the snapshot of step 20 is intact", STOP, FROM_20, tier="core"),
+    Fault("SIGKILL of rank 1, then SIGTERM", killed_then_stopped, 75, r"stopped by the system: .*SIGTERM, while rank 1 was killed \(SIGKILL\); the snapshot of step 20 is intact", STOP, INTACT_20, tier="core"),
     Fault("SIGTERM, not heard in the grace", stopped(SIGTERM, 1, "--grace-seconds", "3", release=False), 76, "SIGTERM: ranks 0, 1 had not ended when the grace period was over", STOP, FROM_20),
-    Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26), tier="pull"),
+    Fault("SIGUSR1", stopped(SIGUSR1, 1), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
     Fault("Ctrl-C", stopped(SIGINT, 1), 79, "cancelled by the user: .*cancelled at step 26", STOP, Resume(26)),
-    Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, FROM_20, tier="pull"),
+    Fault("Ctrl-C, and again", stopped(SIGINT, 2, release=False), 79, "killed at the second Ctrl-C", STOP, INTACT_20, tier="pull"),
     Fault("slipway stop", asked(slipway_stop), 79, "cancelled by the user: .*cancelled at step 26", STOP, Resume(26)),
     Fault("a stop file", asked(lambda scene: (scene.run / "stop").touch()), 75, "stopped by the system: .*stopped at step 26", STOP, Resume(26)),
     Fault("memory limit", out_of_memory, 1, LOST.format(1, "out of memory"), HANG, FROM_20, needs=("memory cgroup",)),
-    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10), needs=("mounts",), tier="pull"),
+    Fault("disk full at a snapshot", full(("save", 20, 1)), 77, "a node is unhealthy: .*No space left on device", SOON, Resume(10, intact=True), needs=("mounts",), tier="pull"),
     Fault("disk full at logs and metrics", full(("train", 25, 3)), 77, "a node is unhealthy: .*No space left on device", SOON, FROM_20, needs=("mounts",)),
     Fault("quota exceeded at a snapshot", inside("exceed_quota", rank=0, event=("open", f"{WRITING}/model", 1)), 77, "a node is unhealthy: .*quota exceeded", SOON, Resume(10)),
     Fault("read-only run directory", read_only, 77, "The run directory cannot be made: .*Read-only file system", SOON, Resume(), needs=("mounts",)),
     Fault("disk becomes read-only", becomes_read_only, 77, "a node is unhealthy: .*Read-only file system", SOON, Resume(20, exact=False), needs=("loop devices",)),  # what the metrics had not brought to the disk is lost with it
     Fault("temporary files and caches full", nowhere_else, 0, "^finished on 1 node", SOON, FINISHED, needs=("mounts",)),
-    Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, FROM_20, tier="core"),
+    Fault("run directory renamed, then a rank dies", run_directory_goes(deleted=False), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, INTACT_20, tier="core"),
     Fault("run directory deleted, then a rank dies", run_directory_goes(deleted=True), 77, "a node is unhealthy: .*was deleted or renamed while the job ran", SOON, Resume()),
     dies("before a snapshot's folder", "os.mkdir", WRITING, 1, 10),
     dies("before its model", "open", f"{WRITING}/model", 1, 10),
@@ -192,7 +196,7 @@ FAULTS = [
     Fault("file times lie", found(turn_times_round), 0, "^finished", SOON, FROM_20),
     Fault("clock set back by a day", clock_set_back, 0, "^finished on 1 node", SOON, FINISHED),
     Fault("infinite loss on rank 1, 2 steps", inside("infect", times=4), 0, "^finished on 1 node", SOON, Resume(says=DONE, exact=False)),
-    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, FROM_20, tier="core"),
+    Fault("infinite loss on rank 1, for good", inside("infect", "--nonfinite-budget", "2", times=1000), 93, "no progress: .*not finite in 3 steps in a row", SOON, INTACT_20, tier="core"),
     Fault("second start", second_start, 78, "is in use by the launcher with process id", SOON, FINISHED),
     Fault("container killed and restarted (engine)", contained.killed_and_restarted, 0, "^finished on 1 node", HANG, FINISHED, needs=("engine", "other users")),
     Fault("docker stop, saving takes 40 s (engine)", contained.docker_stop, 75, "stopped by the system: .*stopped at step 26 of 40, snapshot saved", HANG, Resume(26), needs=("engine",), tier="core"),
