@@ -83,11 +83,11 @@ SECTIONS = {
     )
 }  # fmt: skip
 
-# Turn by turn. The rows of one turn run beside each other: what waits beside what computes.
+# Turn by turn. The rows of one turn run beside each other: what waits beside what computes, and what needs the image after it.
 TURNS = (
-    (("build", "sim"), ("lint", "unit", "rendezvous")),
-    (("launch", "train", "faults", "docs", "image", "bench-smoke", "gpu"),),
-    (("slurm", "release"), ("machine", "compose", "k8s")),
+    (("build", "faults", "image", "slurm"), ("lint", "unit", "rendezvous", "sim", "launch", "train", "docs")),
+    (("bench-smoke", "gpu"),),
+    (("compose", "release", "machine"), ("k8s",)),
     (("under-load", "mutants", "chaos"),),
 )
 # What a change of documentation alone runs.
