@@ -121,7 +121,7 @@ def test_files_in_the_working_directory_stand_in_for_nothing(slipway: Run, tmp_p
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')\n")
     for words, says in (
         (("run", "--nproc-per-node", "2", "scripts/own.py"), f"[0:1] path {tmp_path}/scripts"),
-        (("linear", "--nproc-per-node", "2", "--steps", "1"), "finished on 1 node"),
+        (("linear", "--nproc-per-node", "1", "--steps", "1"), "finished on 1 node"),
     ):
         job = slipway(*words)
         assert job.process.returncode == 0, job.text

@@ -1,6 +1,6 @@
 """Slipway's own workloads stop on request: a snapshot, the right exit code, and a resume that goes on from it.
 
-What the launcher makes of each signal is shown by workers without torch; three jobs are real ones.
+What the launcher makes of each signal is shown by workers without torch; one job is a real one.
 """
 
 import json
@@ -91,20 +91,19 @@ def test_workers_that_begin_after_a_stop_take_no_step(start: Run, rules: Rules, 
 
 
 @pytest.mark.core
-def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(start: Run, slipway: Run, tmp_path: Path) -> None:
-    job = start(*ENDLESS, NPROC_PER_NODE="2")
-    job.wait_for("step 3/")
-    job.signal(signal.SIGTERM)
+def test_resume_auto_goes_on_from_the_snapshot_of_the_newest_run(
+    start: Run, slipway: Run, rules: Rules, tmp_path: Path
+) -> None:
+    job = start(*ENDLESS, NPROC_PER_NODE="2", **rules.variables(UNDER_WAY))
+    stop(job, rules, signal.SIGTERM)
     assert job.end() == 75, job.text
-    stopped_at = last_step(tmp_path)
-    steps = str(stopped_at + 5)
-    again = slipway(
-        "gpt", "--preset", "tiny", "--steps", steps, "--log-every", "1", "--resume", "auto", NPROC_PER_NODE="2"
-    )
+    assert last_step(tmp_path) == 5
+    words = ("gpt", "--preset", "tiny", "--steps", "10", "--log-every", "1", "--resume", "auto")
+    again = slipway(*words, NPROC_PER_NODE="2", **rules.variables())
     assert again.end() == 0, again.text
-    assert f"step {stopped_at + 1}/{steps}" in again.text
-    assert f"step {stopped_at}/{steps}" not in again.text
-    assert last_step(tmp_path) == stopped_at + 5
+    assert "step 6/10" in again.text
+    assert "step 5/10" not in again.text
+    assert last_step(tmp_path) == 10
     assert len(list(tmp_path.glob("runs/*"))) == 1
 
 
