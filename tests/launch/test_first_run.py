@@ -1,8 +1,7 @@
-"""What a newcomer does first: train the tiny GPT, read what it says, continue a text, look at the plan."""
+"""What else a newcomer does first (test_newcomer.py): sample from what is no GPT, look at the plan."""
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,33 +11,6 @@ import pytest
 from launchers import Launcher
 
 Run = Callable[..., Launcher]
-
-
-@pytest.mark.core
-def test_the_default_run_trains_a_gpt_and_says_what_to_try_next(slipway: Run, tmp_path: Path) -> None:
-    job = slipway("run", WORKLOAD="gpt --preset tiny --steps 40 --eval-every 20 --sample-tokens 40")
-    assert job.end() == 0, job.text
-    assert "no GPU visible (no NVIDIA driver), training on CPU" in job.text
-    assert "nats per byte" in job.text
-    assert "bits per byte" in job.text
-    run = next(tmp_path.glob("runs/gpt-*"))
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert metrics[-1]["step"] == 40
-    assert metrics[-1]["val_loss"] < 5.55  # uniform over bytes
-    record = json.loads((run / "run.json").read_text())
-    assert (record["workload"], record["nodes"], record["processes_per_node"]) == ("gpt", 1, 2)
-    assert f"runs/{run.name}" in "\n".join(job.closing)
-    commands = [line.partition("next: ")[2] for line in job.closing if "next: " in line]
-    assert len(commands) == 3
-    assert "slipway report" in commands[0]
-    again = slipway(*_words(commands[1]), "--tokens", "20")
-    assert again.end() == 0, again.text
-    assert again.text.startswith("def ")
-
-
-def _words(command: str) -> list[str]:
-    words = shlex.split(command)
-    return words[[Path(word).name for word in words].index("slipway") + 1 :]
 
 
 def test_sampling_from_what_is_no_gpt_run_says_so(slipway: Run, tmp_path: Path) -> None:

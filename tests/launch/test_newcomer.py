@@ -1,5 +1,6 @@
 """A newcomer's first hour, on a terminal of 80 columns and 24 rows: what he types, what he sees, what he pastes from it."""
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / ".venv/bin"
 COLUMNS = 80
 # `make run`, but for its 1000 steps; as many lines are shown, and without an engine it trains in .venv.
-SHORT = "--steps 60 --log-every 3 --eval-every 30 --save-every 30 --eval-samples 64"
+SHORT = "--steps 20 --log-every 1 --eval-every 10 --save-every 10 --eval-samples 64"
 WITHOUT_ENGINE = {"DOCKER_HOST": "unix:///nonexistent"}
 Open = Callable[..., Terminal]
 
@@ -62,10 +63,17 @@ def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: O
         assert screen.wrapped == [], "no line is longer than the screen"
         assert len(screen.lines) < 40, "\n".join(screen.rows)
         assert not any(re.search(r"\d% \|", row) for row in screen.rows), "of the bar nothing is left"
-        losses = [row for row in screen.rows if re.search(r"step \d+/60  loss", row)]
+        losses = [row for row in screen.rows if re.search(r"step \d+/20  loss", row)]
         assert 4 <= len(losses) <= 6, "a few of the step lines stay on the screen"
         log = (ROOT / run[1] / "node-0/logs/rank-0.log").read_text()
-        assert len(re.findall(r"step \d+/60  loss", log)) == 20, "and the log has all of them"
+        assert len(re.findall(r"step \d+/20  loss", log)) == 20, "and the log has all of them"
+        assert "slipway: no GPU visible (no NVIDIA driver), training on CPU" in screen.rows
+        assert re.search(r"nats per byte.* bits per byte", " ".join(screen.rows))
+        metrics = [json.loads(line) for line in (ROOT / run[1] / "metrics.jsonl").read_text().splitlines()]
+        assert metrics[-1]["step"] == 20
+        assert metrics[-1]["val_loss"] < 5.55, "as if all bytes were equally likely"
+        record = json.loads((ROOT / run[1] / "run.json").read_text())
+        assert (record["workload"], record["nodes"], record["processes_per_node"]) == ("gpt", 1, 2)
         sample = screen.rows.index("[0:0] a sample of what it writes:")
         assert screen.rows[sample + 1].startswith("[0:0]   def ")
         assert sum("┤" in row for row in screen.rows) == 5, "the curve"
@@ -75,7 +83,7 @@ def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: O
         type_in(report, ROOT)
         assert (ROOT / run[1] / "report.html").is_file()
         assert type_in(sample_again, ROOT).startswith("def ")
-        assert "step 120/120" in type_in(longer, ROOT)
+        assert "step 40/40" in type_in(longer, ROOT)
     finally:
         shutil.rmtree(ROOT / run[1])
 
