@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from stage import Client, Launcher, make_card, make_outcome, play, take_part
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous import server
 from slipway.launch.rendezvous.coordinator import Coordinator
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.block import block
@@ -212,3 +213,23 @@ def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: i
     assert [one.code for one in crew] == [0, 0]
     assert "RANK=1 is taken by host1" in answers[0].reason
     assert not answers[0].again
+
+
+def test_who_still_speaks_when_node_0_ends_is_not_cut_off(
+    launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", PATIENCE)
+    node0 = launcher(0, 2, work=end_with(0, "finished"))
+    node0.start()
+    with Client(port) as peer:
+        take_part(peer)
+        peer.send(wire.Report(make_outcome(1, "finished")))
+        peer.wait_for(Ending)
+        while peer.receive():
+            pass
+        for _ in range(
+            2
+        ):  # a connection that node 0 had closed would answer the first with a reset, and the second would fail
+            peer.send(wire.Pong())
+    node0.join(PATIENCE)
+    assert node0.code == 0

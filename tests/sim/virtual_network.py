@@ -218,6 +218,14 @@ class End(asyncio.Transport):
             self._network.sent(self.process, self.other.process, bytes(data))
             self._send(bytes(data))
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Send what waits, then the end; what the other end sends still arrives."""
+        if not self._closing:
+            self._send(None)
+
     def close(self) -> None:
         """Send what waits, then the end."""
         if not self._closing:

@@ -12,6 +12,7 @@ from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.protocol.decoding import MalformedError
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
+CLOSE_SECONDS = 2.0  # until what is queued was sent, and the peer has closed its side
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
 
 
@@ -22,6 +23,7 @@ class Link:
         """Wrap a stream pair; the reader's limit bounds the memory an unread line can take."""
         self._reader = reader
         self._writer = writer
+        self._ended = False
 
     @property
     def peer(self) -> str:
@@ -35,7 +37,7 @@ class Link:
 
     def send_line(self, line: bytes) -> None:
         """The same for a message that is encoded already."""
-        if self._writer.is_closing():
+        if self._ended or self._writer.is_closing():
             return
         self._writer.write(line)
         if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
@@ -65,7 +67,13 @@ class Link:
         except asyncio.LimitOverrunError:
             raise MalformedError(f"more than {LINE_BYTES} bytes in one line") from None
 
-    async def close(self, seconds: float = 2.0) -> None:
+    def end(self) -> None:
+        """Send what is queued, and nothing after it; what the peer sends is still received."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # the connection ended before
+            self._writer.write_eof()
+
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what is queued, then close; after `seconds` cut it off."""
         self._writer.close()
         try:

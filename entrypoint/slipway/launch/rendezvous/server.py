@@ -12,7 +12,7 @@ from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import SilentError
-from slipway.launch.rendezvous.link import Link
+from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
 from slipway.launch.rendezvous.messages import SUCCESSORS, Card
 from slipway.launch.rendezvous.roster import Roster, Seat, fits
 from slipway.launch.rendezvous.terms import Terms
@@ -122,6 +122,7 @@ class Server:
         finally:
             self._open.discard(link)
             self._heard.pop(link, None)
+            self.wake()
             await link.close()
 
     async def until(self, done: Callable[[], bool], deadline: float) -> bool:
@@ -244,7 +245,12 @@ class Server:
             await asyncio.sleep(self.terms.heartbeat / BEATS)
 
     async def close(self) -> None:
-        """Send what is queued, and close all connections."""
+        """Send what is queued, and close each connection once its launcher has closed it: a connection that is closed while the
+        launcher still sends is reset, and the last messages to it may be lost.
+        """
+        for link in self._open:
+            link.end()
+        await self.until(lambda: not self._open, asyncio.get_running_loop().time() + CLOSE_SECONDS)
         await asyncio.gather(*(link.close() for link in self._open))
 
     async def _examine(self, link: Link) -> Seat | None:
