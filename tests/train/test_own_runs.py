@@ -30,6 +30,7 @@ from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
 from slipway.train.own.sources import places_of, seeds_of
 from slipway.train.snapshots import writer
+from slipway.train.worker.launcher import StopFlag
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Step = Callable[[], None]
@@ -443,6 +444,20 @@ def test_no_batches_and_no_step_end_well(capsys: pytest.CaptureFixture[str]) -> 
     run, _ = begin()
     assert [list(run.batches([])) for _ in run.epochs(3)] == [[], [], []]
     assert "0 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [((12, 14), "one had begun 6 epochs, iterations and batches, and another 7"), ((12, 13), "had ended its loop")],
+)
+@pytest.mark.parametrize("how", ["boundary", "finish"])
+def test_ranks_that_are_at_different_places_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, places: tuple[int, int], said: str, how: str
+) -> None:
+    run, step = begin()
+    step()
+    monkeypatch.setattr(StopFlag, "places", places)
+    assert said in refused(capsys, getattr(run, how))
 
 
 def test_breaking_out_of_the_batches_ends_their_epoch() -> None:

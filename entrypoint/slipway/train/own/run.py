@@ -62,6 +62,7 @@ SHARE = 0.01  # of the time that snapshots on the disk may hold up training, as 
 BUSY = 0.1  # of the time that the disk is written to
 LEAST = 30.0  # seconds between two snapshots on the disk
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
+ALONE = 30.0  # seconds for which a rank at its end waits for the others before it says so
 RUNS: list[ResumableRun] = []  # of this process
 OWN = "own"  # what snapshots of users' loops say of themselves
 EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSError)
@@ -144,6 +145,7 @@ class ResumableRun:
         self._counted = bool(optimizers)
         self._before = 0  # steps that were done before this process
         self._iteration = self._lines = self._boundaries = self._postponed = 0
+        self._items = 0  # epochs, iterations and batches that this process handed out, the same on all ranks
         self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
         self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
         self._stopping: str | None = None
@@ -206,7 +208,9 @@ class ResumableRun:
         depend on which process reads it.
         """
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
-            yield from self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary)
+            for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary):
+                self._items += 1
+                yield batch
 
     def boundary(self, step: int | None = None, *, saved: bool = True) -> bool:
         """Call this between two steps, on all ranks: snapshots that are due, the stop flag, the heartbeat.
@@ -231,11 +235,11 @@ class ResumableRun:
                 return False
             self._gradients.stepped = False
             self._snapshots.writer.check()
-            word, _ = self._context.finish_stop_exchange()
+            word = self._finish_exchange()
             self._stopping = self._stopping or word
             if (self._stopping and saved) or self.step >= self._due:
                 self._save_or_stop(saved)
-            self._context.begin_stop_exchange()
+            self._context.flag.begin_stop_exchange(place=2 * self._items)
         return self._stopping is not None
 
     def log(self, **values: Any) -> None:
@@ -292,6 +296,7 @@ class ResumableRun:
         if self._over or os.getpid() != self._process:
             return
         with self._told():
+            self._wait_for_ends()
             if not self.keeps:
                 self._end(Word.FINISHED, f"{self.step} steps")
                 return
@@ -324,6 +329,7 @@ class ResumableRun:
             while position.epoch < total:
                 self._begun = True
                 position.begin_epoch()
+                self._items += 1
                 yield position.epoch
                 position.end_epoch()
                 self.boundary()
@@ -338,6 +344,7 @@ class ResumableRun:
                 self._begun = True
                 self._position.restore_random()
                 self._position.note_resumed()
+                self._items += 1
                 yield self._iteration
                 self._iteration += 1
                 self.boundary()
@@ -352,7 +359,39 @@ class ResumableRun:
         if dis.opname[code[loop.f_lasti]] in LEFT_BY_BREAK:
             if self._loop == "steps":
                 self._iteration += 1
-            self.finish()
+            try:
+                self.finish()
+            except SystemExit:  # which Python would print, and ignore
+                self._leave()
+
+    def _finish_exchange(self) -> str | None:
+        """Return the word of a stop. Raises ConfigurationError where the ranks' loops are at different places."""
+        word, _ = self._context.finish_stop_exchange()
+        low, high = self._context.flag.places
+        if low != high:
+            differ = f"one had begun {low // 2} epochs, iterations and batches, and another {high // 2}"
+            if low // 2 == high // 2:
+                differ = "one had ended its loop, and another went on"
+            raise ConfigurationError(
+                f"The ranks do not train together: at the same exchange, {differ}. Give each rank as many batches, as "
+                "DistributedSampler does, and leave a loop on all ranks at the same place."
+            )
+        return word
+
+    def _wait_for_ends(self) -> None:
+        """Return when all ranks have left their loops, at the same place. Raises ConfigurationError where one goes on."""
+        flag, begun, told = self._context.flag, time.monotonic(), False
+        self._finish_exchange()
+        flag.begin_stop_exchange(place=2 * self._items + 1)
+        while not flag.done:
+            if not told and time.monotonic() - begun > ALONE:
+                told = True
+                self._context.warn(
+                    f"slipway: rank {self._context.place.rank} has ended its loop after {self.step} steps, and waits for a rank "
+                    "that has not. Give each rank as many batches, and leave a loop on all ranks at the same place."
+                )
+            time.sleep(0.005)
+        self._finish_exchange()
 
     # What a snapshot contains (see Contents)
 

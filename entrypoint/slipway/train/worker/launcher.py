@@ -123,6 +123,8 @@ WORDS = (None, Word.STOPPED, Word.CANCELLED)  # indexed by the number that the r
 class StopFlag:
     """Agreement among all ranks on whether to stop, whether any of them still waits for data, and on steps to trace.
 
+    Each rank also tells a number, its `place`: `places` are the lowest and the highest of those in the last exchange.
+
     `wanted`, if set, returns how many steps should be traced now: on rank 0, before each exchange.
     """
 
@@ -130,16 +132,16 @@ class StopFlag:
         """Read the file `path` (None on ranks that do not) and agree over the gloo `group`."""
         self._path = path
         self._group = group
-        self._numbers = torch.zeros(3, dtype=torch.int64)
+        self._numbers = torch.zeros(5, dtype=torch.int64)
         self._work: dist.Work | None = None
         self.wanted: Callable[[], int] | None = None
         self._steps = 0
 
-    def begin_stop_exchange(self, late: bool = False) -> None:
-        """Start to exchange what this rank sees now, and whether its next data are `late`; does not wait."""
+    def begin_stop_exchange(self, late: bool = False, place: int = 0) -> None:
+        """Start to exchange what this rank sees now, whether its next data are `late`, and its `place`; does not wait."""
         self.close()
         word = read_stop_flag(self._path) if self._path else None
-        self._numbers = torch.tensor([WORDS.index(word), int(late), self.wanted() if self.wanted else 0])
+        self._numbers = torch.tensor([WORDS.index(word), int(late), self.wanted() if self.wanted else 0, place, -place])
         if self._group is not None:
             self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
         else:
@@ -150,8 +152,19 @@ class StopFlag:
         if self._group is None:  # a single process need not wait for the next exchange
             self.begin_stop_exchange(late=bool(self._numbers[1]))
         self.close()
-        word, late, _ = self._numbers.tolist()
+        word, late, *_ = self._numbers.tolist()
         return WORDS[word], bool(late)
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have come to the exchange that was begun last."""
+        return self._work is None or self._work.is_completed()
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The lowest and the highest place of the exchange that was finished last."""
+        *_, high, low = self._numbers.tolist()
+        return -low, high
 
     def take_steps_to_trace(self) -> int:
         """Return how many steps the ranks agreed to trace since the last call: the same on all of them."""
