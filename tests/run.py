@@ -96,8 +96,7 @@ class Run:
             self.results[section.name] = result
             return
         title = f"== {section.name}: {section.what}"
-        if not held:
-            print(title, flush=True)
+        print(f"-- {section.name} begins" if held else title, flush=True)
         begun, file = time.monotonic(), self._folder / f"{section.name}.xml"
         done = subprocess.run(
             section.command(sys.executable, self._arguments, self._asked.tier, file), cwd=ROOT, stdin=subprocess.DEVNULL,
