@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from slipway.check.finding import ok
 from slipway.launch.rendezvous import coordinator
@@ -595,6 +595,7 @@ def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
 
 def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
     codes: dict[int, list[int]] = {0: [], 1: []}
+    looked = threading.Barrier(2, timeout=PATIENCE)  # before anybody reports, which is news
 
     def run(one: Launcher) -> None:
         rank = one.card.node_rank
@@ -603,6 +604,7 @@ def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
                 go = rendezvous.join(make_card(rank, 2, attempt=attempt - 1))
                 assert go is not None
                 assert (go.attempt, rendezvous.news) == (attempt, None)
+                looked.wait()
                 word = "finished" if attempt == 3 else "failed" if rank else "peer"
                 codes[rank].append(rendezvous.report(make_outcome(rank, word), one.rule).verdict.code(rank))
 
@@ -610,7 +612,7 @@ def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert codes == {0: [1, 1, 0], 1: [1, 1, 0]}
 
 
