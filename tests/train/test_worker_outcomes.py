@@ -169,7 +169,7 @@ def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.Mon
             self.number = number
 
         def wait(self) -> None:
-            self.number.copy_(torch.tensor([2, 1, 5]))
+            self.number.copy_(torch.tensor([2, 1, 5, 7, -6]))
 
     monkeypatch.setattr("slipway.train.worker.launcher.dist.all_reduce", Exchange)
     flag = StopFlag(None, object())  # type: ignore[arg-type]
@@ -178,6 +178,7 @@ def test_the_ranks_answer_is_not_read_before_it_is_there(monkeypatch: pytest.Mon
     assert flag.take_steps_to_trace() == 0
     assert flag.finish_stop_exchange() == ("cancelled", True)
     assert (flag.take_steps_to_trace(), flag.take_steps_to_trace()) == (5, 0)
+    assert flag.places == (6, 7)
 
 
 def test_metrics_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
