@@ -82,9 +82,9 @@ class Scene:
         wait_until((self.run / path).exists, path)
 
     def resume(self, intact: int | None = None) -> Any:
-        """Go on with the run, unless a job has done that already.
+        """Resume the run, unless a job has resumed it already.
 
-        `intact`: the step of the newest snapshot, which is verified; then stand-ins go on, which look at its name alone.
+        `intact`: the step of the newest snapshot. It is verified, and stand-ins resume from it, which read only its name.
         """
         for act in self.afterwards:
             act()

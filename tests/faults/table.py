@@ -37,8 +37,8 @@ class Resume:
     """What going on yields: the step of the snapshot (None: none), the exit code, and what it says.
 
     `exact`: it ends with the files that an uninterrupted run ends with, bit for bit, and every step is in the metrics once.
-    `intact`: instead of that the snapshot is verified, and the launcher goes on from it with stand-ins for its workers; that an
-    intact snapshot is gone on from to the bit is what the other rows show.
+    `intact`: the snapshot is verified, and the launcher resumes with stand-ins for its workers. The other rows show that real
+    workers resume exactly from an intact snapshot.
     """
 
     step: int | None = None
