@@ -20,7 +20,7 @@ from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import PAGE, newest_in, read_header
 from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import job, memory_buffers
-from slipway.train.snapshots.memory_buffers import LOADS, SHARE, MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import LAST, LOADS, SHARE, MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import Snapshot
 
@@ -237,7 +237,8 @@ def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
 ) -> None:
     rhythm = Rhythm(every, 4)
     assert rhythm.due == (6 if every == 3 else 5)
-    rhythm.go_on(10, cost, pace, kept=True)
+    for _ in range(LAST):
+        rhythm.go_on(10, cost, pace, kept=True)
     assert rhythm.due == due
     assert every != "auto" or cost <= SHARE * pace * (rhythm.due - 10) * 1.0001
     rhythm.go_on(10, cost, pace, kept=False)
@@ -246,11 +247,38 @@ def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
 
 def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None:
     rhythm, steps = Rhythm("auto", 0), []
-    for cost, pace in [(0.0, 0.02), (0.01, 0.02), (0.01, 0.02), (0.9, 5.0), (0.01, 0.02)]:
+    for cost, pace in [(0.0, 0.02), *[(0.01, 0.02)] * 3, (0.9, 5.0), (0.01, 0.02)]:
         rhythm.go_on(10, cost, pace, kept=True)
         steps.append(rhythm.due - 10)
-    assert steps == [1, 50, 50, 50, 50]
+    assert steps == [1, 5, 5, 50, 50, 50]
     assert Rhythm(0, 7).due == math.inf
+
+
+def test_a_first_measurement_that_is_spoilt_does_not_postpone_the_next_ones_for_long() -> None:
+    rhythm, steps = Rhythm("auto", 0), []
+    for cost in (0.35, 0.001, 0.001):
+        rhythm.go_on(10, cost, 0.02, kept=True)
+        steps.append(rhythm.due - 10)
+    assert steps == [175, 1, 5], "a tenth of the time, then the lower of two costs, then a hundredth"
+
+
+def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+
+    def gather(_: object, __: object, *numbers: float) -> tuple[dict[str, object], list[list[float]]]:
+        told.append(numbers[0])
+        return {}, [[number] for number in numbers]
+
+    monkeypatch.setattr(job.JobSnapshots, "gather_ranks", gather)
+    monkeypatch.setattr(job.JobSnapshots, "_describe", lambda *_: None)
+    memory = SimpleNamespace(usable=True, seconds=0.25, wait=lambda: None, start=lambda *_: False)  # it makes room
+    rhythm, contents = Rhythm(1, 0), SimpleNamespace(step=1, align=lambda: None)
+    rhythm.copying = 0.5
+    parts = RankParts((0,), 0, on_disk=True, in_memory=True)
+    snapshots = job.JobSnapshots(None, None, memory, rhythm, are_finite, parts)  # type: ignore[arg-type]
+    for contents.step in (1, 2):
+        snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
+    assert told == [0.75, 0.0]
 
 
 def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +290,7 @@ def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.Monk
     parts = RankParts((0, 0), 0, on_disk=True, in_memory=True)
     snapshots = job.JobSnapshots(None, None, MemoryBuffers([], print), rhythm, are_finite, parts)  # type: ignore[arg-type]
     snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
-    assert rhythm.due == 10 + 20, "4 ms, a hundredth of 20 steps of 20 ms"
+    assert rhythm.due == 10 + 2, "4 ms, a tenth of two steps of 20 ms"
     assert rhythm.exchanging == pytest.approx(0.3)
 
 

@@ -139,7 +139,7 @@ def test_a_rank_that_torchrun_ends_because_another_failed_ends_at_once(
     monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
     leave_process(run)
     assert sent == ([] if stopped else [signal.SIGTERM])
-    assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) != stopped
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "one that comes while Python ends has its effect at once"
 
 
 def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,6 +496,10 @@ def test_leaving_the_loop_finishes_the_run_and_an_exception_does_not(
     assert ("slipway: 1 steps" in capsys.readouterr().out) is finished
     assert not list(Path(os.environ["SLIPWAY_RUN_DIR"], "snapshots").glob(".*")), "nothing is left behind"
     assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists() is finished
+    leave_process(run)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, (
+        "the signal that follows another rank's failure ends it at once"
+    )
 
 
 def test_a_script_that_ends_within_its_loop_ends_after_its_snapshot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

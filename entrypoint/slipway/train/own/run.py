@@ -564,6 +564,7 @@ class ResumableRun:
             return
         if not self._over and hasattr(self, "_snapshots"):  # a thread that still writes may abort the process, too
             self._snapshots.close()
+            self._let_go()  # so that a SIGTERM, sent because another rank failed, ends this process at once
         release_models()
         if self._over and dist.is_initialized():
             dist.destroy_process_group()

@@ -114,12 +114,12 @@ class JobSnapshots:
             return
         begun = time.perf_counter()
         memory.wait()
-        copying = rhythm.copying + memory.seconds if memory.usable else 0.0
+        copying = rhythm.copying + memory.seconds if memory.usable and rhythm.copying else 0.0
         numbers = copying, rhythm.exchanging, rhythm.pace(contents.step), float(memory.usable)
         ranks, [copies, exchanges, paces, usable] = self.gather_ranks(contents, *numbers)
         contents.align()
         exchanged = time.perf_counter()
-        rhythm.exchanging = exchanged - begun
+        rhythm.exchanging, rhythm.copying = exchanged - begun, 0.0
         if memory.usable and memory.start(self._describe(contents, ranks), self.sound):
             rhythm.copying = time.perf_counter() - exchanged
         cost = max(copies) + min(exchanges) if any(copies) else 0.0

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from threading import Thread
 from typing import Any
 
@@ -273,7 +273,8 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
 
 
 SHARE = 0.01  # of training time that snapshots in memory may cost
-LAST = 3  # measurements whose median counts: one outlier on a busy machine does no harm
+LAST = 3  # measurements whose median counts: one outlier, such as a garbage collection, does no harm
+EARLY = 0.1  # of training time until there are so many: one outlier does not postpone the next snapshot for long
 
 
 class Rhythm:
@@ -306,8 +307,9 @@ class Rhythm:
         if not kept:
             self.due = math.inf
         elif self.every == "auto":
-            cost = median(self._costs) if self._costs else 0.0
-            self.due = step + max(1, math.ceil(cost / (SHARE * median(self._paces))))
+            cost = median_low(self._costs) if self._costs else 0.0
+            share = SHARE if len(self._costs) == LAST else EARLY
+            self.due = step + max(1, math.ceil(cost / (share * median(self._paces))))
         else:
             self.due = next_multiple(int(self.every), step)
 
