@@ -10,6 +10,7 @@ infinite        [rank, [steps], times]: these steps' loss is infinite, in that m
 flip            [rank, step, number, times]: before that step one bit of weights or optimizer changes, by a number of any size,
                 in that many passes over it
 wrong           [rank, step, times]: from the replay after that step on, that many of its computations have a wrong gradient
+damaged         [rank, times]: so many pieces of a snapshot that another rank sends arrive there with one bit changed
 known           rank: known answers are wrong there
 kinds           names: of the kinds of processors that the ranks have
 slower          [rank, "part" | "data", seconds]: on that rank each of these takes so much longer
@@ -167,6 +168,17 @@ def slow_down_loading(exchanges: int) -> None:
     wrap(resume, "load_newest", lambda *_, **__: wait_until(lambda: len(made) >= exchanges, f"{exchanges} exchanges"))
 
 
+def damage_what_arrives(times: int) -> None:
+    share, made = Context.share_together, count()
+
+    def share_and_damage(context: Context, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+        share(context, tensors, source)
+        if next(made) < times:
+            raw_bytes(max(tensors, key=torch.Tensor.numel))[0] ^= 1
+
+    Context.share_together = share_and_damage  # type: ignore[method-assign]
+
+
 def break_context(context: Context, hold: Callable[[str], None]) -> None:
     def begin_stop_exchange(late: bool = False) -> None:
         if context._heartbeat._phase == "evaluate":
@@ -209,6 +221,8 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
         torch.profiler.profile = fail_to_profile  # type: ignore[misc,assignment]
     if faults.get("stuck"):
         dist.destroy_process_group = threading.Event().wait  # type: ignore[assignment]
+    damaged, times = faults.get("damaged", [-1, 0])
+    damage_what_arrives(times if damaged == int(environment["RANK"]) else 0)
     slow_down_loading(faults.get("exchanges_while_loading", 0))
     data = 0.0 if "simulated" in faults else slower(faults, int(environment["RANK"]), "data")
     trains = threading.main_thread()  # which makes an example before the first step

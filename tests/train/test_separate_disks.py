@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import Job, Run
 
-from slipway.train.snapshots.resume import TOGETHER, SearchResult, choose_source, split_tensors
+from slipway.train.snapshots.resume import SENDS, TOGETHER, SearchResult, choose_source, split_tensors
 
 Nodes = Callable[..., list[Run]]
 OPTIONS = ("--dataset-size", 150, "--batch-size", 16, "--log-every", 1, "--save-every", 4)
@@ -74,6 +74,18 @@ def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
     for run in nodes("--steps", 10, resume="auto"):
         assert [outcome["outcome"] for outcome in run.outcomes] == ["no-progress"]
         assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
+
+
+@pytest.mark.pull
+def test_what_arrives_damaged_is_sent_again_and_a_node_where_that_does_not_help_is_named(nodes: Nodes) -> None:
+    before = nodes("--steps", 4)
+    one, two = nodes("--steps", 4, resume="auto", damaged=[1, SENDS - 1])
+    assert (one.exit_code, two.exit_code) == (0, 0), one.output + two.output
+    assert two.output.count("of the snapshot arrived damaged at rank 1") == SENDS - 1
+    assert all(tensor.equal(two.tensors("model")[name]) for name, tensor in before[1].tensors("model").items())
+    runs = nodes("--steps", 10, resume="auto", damaged=[1, SENDS])
+    assert [outcome["outcome"] for run in runs for outcome in run.outcomes] == ["peer", "unhealthy"]
+    assert f"arrived damaged {SENDS} times" in runs[1].outcomes[0]["message"]
 
 
 REPORTS = st.tuples(st.sampled_from(SearchResult), st.integers(0, 9)).map(

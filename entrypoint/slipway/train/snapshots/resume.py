@@ -1,8 +1,9 @@
 """Which snapshot to resume from, and how all ranks get it.
 
 Each rank that writes snapshots searches what its node sees. The newest valid snapshot of all is sent to every rank over the
-process group, so no file system needs to be shared, and a node may have an empty disk. Where parameters are spread over ranks,
-the newest one counts of which every part (parts.py) is there, and a rank that has its part is sent nothing.
+process group, in pieces whose checksums are compared, so no file system needs to be shared, and a node may have an empty disk.
+Where parameters are spread over ranks, the newest one counts of which every part (parts.py) is there, and a rank that has its
+part is sent nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ from slipway.train.snapshots.snapshot import (
     load_snapshot,
     newest_first,
 )
+from slipway.train.snapshots.tensors import sum_of_bits
 from slipway.train.worker.context import Context
+from slipway.train.worker.launcher import PeerError, UnhealthyError
 
 POLL = 0.05  # seconds between two checks of the disks
 TOGETHER = 2**24  # bytes of tensors that are sent in one exchange
+SENDS = 3  # times that they are sent at most, until they arrive undamaged
 Described = tuple[str, list[int], str]  # name, shape and type of a tensor
 
 
@@ -349,12 +353,33 @@ def receive_snapshot(
             own.tensors[stem][name].contiguous() if own else make_empty(shape, dtype)
             for stem, (name, shape, dtype) in together
         ]
-        context.share_together(tensors, source)
+        send_whole(context, tensors, source)
         for (stem, (name, *_)), tensor in zip(together, tensors, strict=True):
             if wants(stem, name):
                 received[stem][name] = tensor
         context.beat(Phase.LOAD)
     return Snapshot(layout["step"], layout["state"], received)
+
+
+def send_whole(context: Context, tensors: Sequence[torch.Tensor], source: int) -> None:
+    """Overwrite tensors with those of rank `source`, by all ranks; what arrives with other checksums is sent again.
+
+    Raises UnhealthyError on a rank at which they arrived damaged SENDS times, and PeerError on the others.
+    """
+    for _ in range(SENDS):
+        context.share_together(tensors, source)
+        sums = context.gather(torch.stack([sum_of_bits(tensor) for tensor in tensors]))
+        damaged = [rank for rank, received in enumerate(sums) if not received.equal(sums[source])]
+        if not damaged:
+            return
+        if context.place.rank in damaged:
+            size = sum(tensor.nbytes for tensor in tensors)
+            context.warn(f"warning: {size:,} bytes of the snapshot arrived damaged at rank {context.place.rank}")
+    if context.place.rank in damaged:
+        raise UnhealthyError(
+            f"a part of the snapshot arrived damaged {SENDS} times at this node, whose memory or network fails"
+        )
+    raise PeerError(f"a part of the snapshot arrived damaged {SENDS} times at rank {damaged[0]}")
 
 
 def split_tensors(tensors: Mapping[str, Sequence[Described]]) -> Iterator[list[tuple[str, Described]]]:

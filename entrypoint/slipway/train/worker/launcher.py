@@ -204,7 +204,7 @@ class PeerError(Exception):
 
 
 class UnhealthyError(Exception):
-    """This node computes wrong results."""
+    """This node computes wrong results, or damages what it receives."""
 
 
 class SupersededError(PeerError):
