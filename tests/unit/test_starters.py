@@ -76,7 +76,7 @@ def test_a_program_that_is_to_be_started_as_it_is_is_started(slipway: Slipway, w
     [
         (
             ["python", "t.py", "-x"],
-            "slipway: python is started directly, without the launcher. With it: slipway run t.py -x\n",
+            "slipway: python is executed as it is, without the launcher. With it: slipway run t.py -x\n",
         ),
         (["python", "-c", "pass"], ""),
         (["python", "-m", "pip", "list"], ""),

@@ -27,11 +27,11 @@ def run_check(as_json: bool, local: bool, burn: int | None, **options: Any) -> N
     """Test whether this node is ready for a job, and with several nodes (WORLD_SIZE above 1) whether all are.
 
     Trains nothing and leaves no files behind. On several nodes, start it on all of them like the job itself: each prints its
-    own rows, and the problems of the others.
+    own findings, and the problems of the others.
 
     Exit code 0: nothing is wrong with this node, except for warnings. 77: this node is unhealthy (GPU, driver, /dev/shm,
-    disk). 78: wrong configuration, or the nodes cannot connect or communicate. Peers of an unhealthy node show its rows and
-    end with 0.
+    disk). 78: wrong configuration, or the nodes cannot connect or communicate. Peers of an unhealthy node show its findings
+    and end with 0.
     """
     from slipway.check.examination import examine, look_at_host
     from slipway.check.finding import exit_code, findings_lines
@@ -109,7 +109,7 @@ BURN = click.Option(
     type=Whole(min=1),
     default=None,
     metavar="SECONDS",
-    help="Also let each device compute for so long what is known, and compare: for a node that may compute wrongly.",
+    help="Also let each device solve problems with known results for this many seconds, to find one that computes wrongly.",
 )
 check = click.Command(
     "check",

@@ -98,8 +98,8 @@ class Commands(click.Group):
 def slipway() -> None:
     """Launch PyTorch data-parallel training the same way everywhere.
 
-    `slipway gpt` is short for `slipway run gpt`, and `slipway train.py` for `slipway run train.py`. Any other program is
-    started directly.
+    `slipway gpt` is short for `slipway run gpt`, and `slipway train.py` for `slipway run train.py`. Any other program
+    (`slipway nvidia-smi`) is executed as it is, without the launcher.
     """
 
 
@@ -179,7 +179,7 @@ def understand(words: list[str]) -> list[str]:
         return words
     if program := shutil.which(words[0]):
         if starter(words) and any(word.endswith(".py") for word in words) and (line := instead(words)):
-            click.echo(f"slipway: {words[0]} is started directly, without the launcher. With it: {line}", err=True)
+            click.echo(f"slipway: {words[0]} is executed as it is, without the launcher. With it: {line}", err=True)
         os.execv(program, words)  # noqa: S606  # what the user typed is what is started
     from slipway.cli.synonyms import COMMANDS
 

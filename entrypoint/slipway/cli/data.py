@@ -139,16 +139,14 @@ def prepare_data(
     "Example: slipway data fetch s3://bucket/tokens --out tokens && slipway gpt --dataset tokens:tokens",
 )
 @click.argument("source", metavar="REPO[@REVISION]|URL")
-@click.option("--revision", help="Of a repository: a branch, a tag or a commit; by default the current main branch.")
+@click.option("--revision", help="Branch, tag or commit of the repository; by default the current main branch.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Only files whose names match; can be repeated.")
 @click.option("--kind", type=click.Choice(["model", "dataset"]), help="Type of the repository.  [default: model]")
 @click.option(
     "--out", type=LocalPath(path_type=Path), help="For a URL: the new folder or file.  [default: in the cache]"
 )
 @click.option("--ignore-etags", is_flag=True, help="For a URL: do not compare files with the MD5 in their ETag.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: repo with its commit or url, folder, bytes of files."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: repo and commit, or url; folder; size of each file.")
 def fetch_data(
     source: str,
     revision: str | None,
@@ -161,11 +159,11 @@ def fetch_data(
     """Fetch a model or a data set from the Hub, or files from a store, into a cache that all workloads share.
 
     URL is the address of a file or of a folder in a store, such as s3://BUCKET/PATH. The kinds of stores and their credentials
-    are those of --store. Its files are in place when all of them are complete, and not before. The cache is slipway/data in
+    are those of --store. The files appear in the cache only when all of them are complete. The cache is slipway/data in
     XDG_CACHE_HOME.
 
     For a REPO the cache is the Hub's own: HF_HOME, else huggingface in XDG_CACHE_HOME. A token comes from HF_TOKEN, or from
-    the file at HF_TOKEN_PATH. HF_HUB_OFFLINE=1 then prevents network access of trainings.
+    the file at HF_TOKEN_PATH. Once it is fetched, trainings with HF_HUB_OFFLINE=1 use no network.
     """
     if is_store(source):
         if revision or kind:

@@ -116,7 +116,9 @@ WORDS = click.Argument(
 )
 FORMS = {
     "-m": click.Option(["-m", "--module"], is_flag=True, help="What follows is a module, as for `python -m`."),
-    "--no-python": click.Option(["--no-python"], is_flag=True, help="What follows is a program that needs no Python."),
+    "--no-python": click.Option(
+        ["--no-python"], is_flag=True, help="Start the program that follows as it is, without python in front."
+    ),
 }
 
 

@@ -73,8 +73,9 @@ def completion(context: click.Context, shell: str) -> None:
 def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> None:
     """Write one HTML page about RUNs: curves, settings, attempts, throughput. The page needs no network.
 
-    A RUN is a path or a name in the folder of runs, by default the newest. Several are compared, in
-    report.html in the current folder unless --out is set, as is one from a store (s3://bucket/runs/NAME).
+    A RUN is a path or a name in the folder of runs, by default the newest. Several RUNs are compared on one page. This
+    page, or that of a run in a store (s3://bucket/runs/NAME), is written to report.html in the current folder unless
+    --out is set.
     """
     from slipway.inspect.report import NotOursError, make_page, write_page
 

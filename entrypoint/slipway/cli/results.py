@@ -80,12 +80,12 @@ def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int |
 @click.argument("folder", type=LocalPath(path_type=Path), metavar="DIR")
 @STEP
 @click.option("--push", "repo", metavar="OWNER/NAME", help="Upload the model to this repository of the Hub.")
-@click.option("--public", is_flag=True, help="Make a repository that --push creates public.")
+@click.option("--public", is_flag=True, help="If --push creates the repository, make it public.")
 def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str | None, public: bool) -> None:
     """Write the model of a RUN into a new folder DIR, in the format that `from_pretrained` reads, with a model card.
 
-    RUN is a path or a name in the folder of runs. If DIR already contains this model, it is uploaded unchanged. For --push,
-    the token comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
+    RUN is a path or a name in the folder of runs. If DIR already contains this model, it is not written again; --push then
+    uploads it as it is. The token for --push comes from HF_TOKEN or from the file at HF_TOKEN_PATH.
     """
     if public and not repo:
         raise click.UsageError("--public applies to the repository that --push creates; add --push OWNER/NAME.")

@@ -93,7 +93,10 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: alive, holders, ranks with their steps, outcome.")
 @click.option("--watch", is_flag=True, help="Repeat every two seconds until the run ends.")
 def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
-    """Show the state of a RUN: a path, a name in the folder of runs, or an address in a store; by default the newest."""
+    """Show the state of a RUN.
+
+    RUN is a path, a name in the folder of runs or an address in a store; by default the newest run.
+    """
     if watch and as_json:
         raise click.UsageError("--watch is for people; in programs, run --json repeatedly instead.")
     path = named_run(run, runs)

@@ -77,7 +77,9 @@ class WorkloadCommand(click.Command):
             told = f"slipway {self.kind.workload} --preset {other} --help"
             formatter.write_paragraph()
             with formatter.indentation():
-                formatter.write_text(f"Defaults are those of --preset {preset}; for another type: {told}")
+                formatter.write_text(
+                    f"The defaults are those of --preset {preset}. To see those of another preset, run: {told}"
+                )
 
 
 def shown_default(kind: type[Options], field: dataclasses.Field[Any], preset: str) -> dict[str, Any]:

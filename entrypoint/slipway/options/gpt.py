@@ -91,7 +91,8 @@ class GptOptions(TextOptions):
     vocab_size: int = option(
         256,
         COUNT,
-        "Size of the vocabulary; at least the tokenizer's, which is the default except for bytes. 50304 rounds GPT-2's up.",
+        "Size of the vocabulary; at least the tokenizer's, which is the default. For bytes, the default is that of the preset. "
+        "50304 is GPT-2's 50257 rounded up.",
     )
     checkpoint_activations: bool = option(
         False,

@@ -84,8 +84,8 @@ class VisionOptions(Exportable):
     dataset: str = option(
         GLYPHS,
         PictureData(),
-        "Pictures: glyphs are drawn here, cifar10 is downloaded, a folder has PATH/train/CLASS/FILE and PATH/val/CLASS/FILE, "
-        "or PATH/CLASS/FILE, of which a tenth is held out.",
+        "Pictures: glyphs are digits that Slipway draws, cifar10 is downloaded, a folder has PATH/train/CLASS/FILE and "
+        "PATH/val/CLASS/FILE, or PATH/CLASS/FILE, of which a tenth is held out.",
     )
     image_size: int = option(64, Whole(min=8), "Pixels to which pictures in folders are scaled.")
     train_pictures: int | None = option(None, COUNT, "Train on only this many pictures.")

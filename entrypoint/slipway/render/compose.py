@@ -141,8 +141,8 @@ compose = make_command(
     "compose",
     OPTIONS,
     _make_file,
-    "Print a compose file that trains this on one machine, with TensorBoard under its profile.\n\nIt says what "
-    "compose/compose.yaml does, which compose/README.md explains. The settings that are given, on the command line, in the "
-    "environment or in .env, become part of the file; secrets do not.",
+    "Print a compose file that trains a workload or script on one machine; its profile tensorboard adds TensorBoard.\n\nIt is "
+    "compose/compose.yaml (explained in compose/README.md) with your settings filled in. Settings from the command line, the "
+    "environment or .env become part of it; secrets do not.",
     "--gpus 2 gpt --preset small > compose.yaml && docker compose up",
 )

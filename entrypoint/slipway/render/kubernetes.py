@@ -62,7 +62,7 @@ OPTIONS = (
     make_option(
         "--time",
         "TIME",
-        f"Time limit, from the creation of its pods: {TIME_FORMS}.  [default none]",
+        f"Time limit, from the creation of the job's pods: {TIME_FORMS}.  [default none]",
         callback=checked(read_time),
     ),
 )
@@ -140,9 +140,9 @@ COMMANDS = (
         "k8s",
         OPTIONS,
         partial(_make_file, "k8s", make_manifests),
-        "Print manifests that train this as a plain Kubernetes Job, which needs no operator.\n\nWithout options they are "
-        "k8s/job.yaml, which k8s/README.md explains. Settings from the command line, the environment or .env become part of "
-        "them; secrets do not.",
+        "Print manifests that train a workload or script as a plain Kubernetes Job, which needs no operator.\n\nWithout options, "
+        "the output is k8s/job.yaml (explained in k8s/README.md). Settings from the command line, the environment or .env "
+        "become part of them; secrets do not.",
         "--nodes 4 --image registry.example/slipway:0.2.1 gpt | kubectl apply -f -",
     ),
     make_command(

@@ -213,9 +213,9 @@ slurm = make_command(
     "slurm",
     OPTIONS,
     _make_file,
-    "Print an sbatch file that trains this on Slurm, with snapshots before the time limit and requeues.\n\nWithout options it "
-    "is slurm/train.sbatch, which slurm/README.md explains. Arguments after its name, as in `sbatch job.sbatch --steps 500`, "
-    "are added to those in the file. Settings from the command line, the environment or .env become part of the file; secrets "
-    "do not.",
+    "Print an sbatch file that trains a workload or script on Slurm, with snapshots before the time limit and requeues.\n\n"
+    "Without options, the output is slurm/train.sbatch (explained in slurm/README.md). Arguments after the name of the file, as "
+    "in `sbatch job.sbatch --steps 500`, are added to those in the file. Settings from the command line, the "
+    "environment or .env become part of the file; secrets do not.",
     "--nodes 4 --gpus 8 --time 1-00 gpt > job.sbatch && sbatch job.sbatch",
 )

@@ -157,7 +157,7 @@ SETTINGS = (
         "--backend",
         "auto",
         _choice("auto", "nccl", "gloo", "mpi"),
-        "Communication: auto is nccl with GPUs and gloo without.",
+        "Communication. auto: nccl with GPUs, gloo without.",
         "auto|nccl|gloo|mpi",
     ),
     Setting(
@@ -176,8 +176,8 @@ SETTINGS = (
         "--resume",
         "none",
         parse_path,
-        "none: start a new run; auto: resume the named run or, if none is named, the workload's newest run; PATH: start from "
-        "that run or snapshot.",
+        "none: start a new run; auto: resume the run of --run-dir or, without --run-dir, that of the scheduler's job or the "
+        "workload's newest run; PATH: start a new run from that run or snapshot.",
         "auto|none|PATH",
     ),
     Setting(
@@ -194,7 +194,7 @@ SETTINGS = (
         "--store-limit",
         "0",
         _number(0, 1_000_000),
-        "Megabytes per second that each node copies to the store at most; 0 means no limit.",
+        "Most megabytes per second that each node copies to the store; 0 means no limit.",
         "MB",
     ),
     Setting(
@@ -210,7 +210,7 @@ SETTINGS = (
         "--grace-seconds",
         "110",
         _number(1, 86_400),
-        "Seconds that a stopped job has to save its snapshot before it is killed.",
+        "Seconds that a stopped job is given to save its snapshot before it is killed.",
         "S",
     ),
     Setting(
@@ -218,8 +218,8 @@ SETTINGS = (
         "--after-failure-seconds",
         "auto",
         _number_or(1, 86_400, "auto"),
-        "Seconds that the other ranks have to end after one failed: auto is 30 for your own script, and at most 5 for Slipway's"
-        " workloads.",
+        "Seconds until the other ranks are ended after one failed: auto is 30 for your own script, and at most 5 for Slipway's "
+        "workloads.",
         "S|auto",
     ),
     Setting(
@@ -263,8 +263,9 @@ SETTINGS = (
         "--start-seconds",
         "auto",
         _number_or(0, 86_400, "auto"),
-        "The same limit while one of Slipway's workloads starts: times 3 for imports and first connections, 4 for a snapshot, 6"
-        " for the first step, 12 for preparing data; 0 means never. auto is 300, or --hang-seconds if that is longer.",
+        "Takes the place of --hang-seconds until one of Slipway's workloads has done its first step. The limit is 3 times "
+        "this for imports and first connections, 4 times for loading a snapshot, 6 times for the first step and 12 times for "
+        "preparing data; 0 means never. auto is 300, or --hang-seconds if that is longer.",
         "S|auto",
     ),
     Setting(
@@ -272,7 +273,7 @@ SETTINGS = (
         "--on-hang",
         "report",
         _choice("report", "end"),
-        "What to do if your own script hangs: report names the rank and the line, end also ends the script (exit code 76).",
+        "What to do if your own script hangs. report: name the rank and the line; end: also end the script (exit code 76).",
         "report|end",
     ),
     Setting(
@@ -330,7 +331,7 @@ SETTINGS = (
         "--spares",
         "0",
         _number(0, 65_536),
-        "Number of spare nodes, as WORLD_SIZE=NODES+SPARES gives it. If a scheduler counts the nodes, they are among those.",
+        "Number of spare nodes, the same as SPARES in WORLD_SIZE=NODES+SPARES. A number of nodes from a scheduler includes them.",
         "N",
     ),
     Setting(
