@@ -771,6 +771,32 @@ async def stunned(world: World) -> list[Job]:
     return [job]
 
 
+async def overlooked(world: World) -> list[Job]:
+    """A spare node leads in the place of node 0, which was cut off. The only launcher beside it is frozen, and the one that replaces
+    it finds node 0, which is back: they are as many as an attempt needs, but the frozen one may run again beside the spare node.
+    """
+    dice, order = world.dice, dataclasses.replace(draw_headed(world.dice), nodes=2, least=2, spares=1, steps=100)
+    job = await train_with_spares(world, order)
+    head, leads = job.current[0], job.current[2]
+    world.rules.harmed(head, "cut off", until=0.1)
+    world.network.machine(head.address).connected = False
+    while world.rules.place(leads) == SPARE:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(dice.uniform(0, 10))
+    frozen = job.current.pop(1)
+    world.rules.harmed(frozen, "frozen, and to be replaced", until=0.1)
+    frozen.process.freeze()
+    world.network.machine(head.address).connected = True
+    world.log(head.process.name, "MENDED: it has network again")
+    job.start(1)
+    await asyncio.sleep(dice.uniform(0, 30))
+    frozen.process.thaw(world.loop)
+    world.rules.thaws(frozen)
+    world.log(frozen.process.name, "MENDED: it runs again")
+    await continues(job, 120)
+    return [job]
+
+
 async def parted(world: World) -> list[Job]:
     """The network falls into two parts for a while: the larger one continues if it has enough launchers, and never both. Or node 0 is
     cut off from some launchers only.
@@ -842,7 +868,7 @@ STORIES = (
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
 WITH_SPARES = (
-    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved, stunned,
+    *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved, stunned, overlooked,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import WITH_SPARES, Story, bereaved, hurried, in_turn, stunned, two_leaders, unheard, woken
+from story import WITH_SPARES, Story, bereaved, hurried, in_turn, overlooked, stunned, two_leaders, unheard, woken
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
 CHUNK = max(10, SEEDS // 100)  # seeds of one test, so that several processes can share them
@@ -57,6 +57,12 @@ def test_a_new_node_0_that_finds_all_but_one_of_those_that_ran_does_not_wait_for
 
 def test_a_node_0_that_was_frozen_and_takes_all_for_lost_ends_no_job(tmp_path: Path) -> None:
     play(range(FIRST, FIRST + 12), tmp_path, stunned)
+
+
+def test_a_node_0_that_was_cut_off_starts_no_attempt_with_one_that_replaces_another_in_a_running_attempt(
+    tmp_path: Path,
+) -> None:
+    play(range(FIRST, FIRST + 12), tmp_path, overlooked)
 
 
 def test_an_attempt_that_nobody_but_its_leader_heard_of_keeps_its_number(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.messages import Card
 from slipway.launch.rendezvous.ring import PROBE_SECONDS
 from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits
-from slipway.launch.rendezvous.server import Server, State
+from slipway.launch.rendezvous.server import LED_SECONDS, Server, State
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.verdict import Outcome, judge
@@ -119,8 +119,9 @@ class Coordinator:
                     doubt = loop.time() + CAUSE_SECONDS
                     await self._look_for_service()
                 line = loop.time() + pause_after(loop.time() - self._began)
-            settles = (self._state.odd_since + SETTLE_SECONDS, self._enough_since + self._terms.window)
-            wake = min(line, self._state.deadline, *(max(moment, loop.time()) for moment in settles))
+            enough = self._enough_since
+            settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._terms.window, enough + LED_SECONDS)
+            wake = min(line, self._state.deadline, *(moment for moment in settles if moment > loop.time()))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
         return True
@@ -147,10 +148,20 @@ class Coordinator:
         """Whether there is nobody left to wait for before the cards are compared."""
         since, now = self._state.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
+        if self._enough_since <= now < self._enough_since + LED_SECONDS and self._may_run_elsewhere():
+            return False
         if since == math.inf:
             settled = self._roster.enough and self._have_stayed()
             return self._roster.complete or settled or now >= self._enough_since + self._terms.window
         return self._roster.everyone or now >= since + SETTLE_SECONDS
+
+    def _may_run_elsewhere(self) -> bool:
+        """Whether a spare node may lead the job, unknown to this node: with launchers that others, which are here, have replaced.
+
+        They are as many as an attempt needs where no more than the number of spare nodes are here of those that were in the job
+        before. One that leads tells node 0 so within LED_SECONDS.
+        """
+        return bool(self._terms.succeeds and self._roster.newest) and self._roster.veterans <= self._terms.spares
 
     def _have_stayed(self) -> bool:
         """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.

@@ -141,6 +141,11 @@ class Roster:
         return {card.node_rank: card.place for card in cards if card.place >= 0}
 
     @property
+    def veterans(self) -> int:
+        """How many of the expected launchers that are here knew of an attempt of this job before."""
+        return sum(bool(seat.card.tries) for rank, seat in self.seats.items() if rank < self.launchers)
+
+    @property
     def next_attempt(self) -> int:
         """The number of the next attempt: higher than any that a launcher which is here, or its run directory, knows of."""
         return max(max(seat.card.attempt, seat.hello.offered) for seat in self.seats.values()) + 1
