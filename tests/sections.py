@@ -83,11 +83,14 @@ SECTIONS = {
     )
 }  # fmt: skip
 
-# Turn by turn. The rows of one turn run beside each other: what waits beside what computes, and what needs the image after it.
+# Turn by turn. The rows of one turn run beside each other: what needs the image, and mostly waits, beside what computes.
 TURNS = (
-    (("build", "faults", "image", "slurm"), ("lint", "unit", "rendezvous", "sim", "launch", "train", "docs")),
+    (
+        ("build", "faults", "image", "slurm", "compose", "release", "k8s"),
+        ("lint", "unit", "rendezvous", "sim", "launch", "train", "docs"),
+    ),
     (("bench-smoke", "gpu"),),
-    (("compose", "release", "machine"), ("k8s",)),
+    (("machine",),),
     (("under-load", "mutants", "chaos"),),
 )
 # What a change of documentation alone runs.
