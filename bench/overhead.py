@@ -7,8 +7,8 @@ by more from job to job, and from minute to minute, than what is measured here. 
 comparison; a round's ratio is the mean of them all, the seconds of a step without a part over those with it. Replays come every
 OFTEN steps; their ratio is then computed for the interval that the training chose. The metrics page is on and read every 15 s.
 
-On CPUs the model is tiny and has two ranks; with a GPU it is of the size of GPT-2 and alone on it, and, for what ranks compare, a
-small one of two ranks that share it, over gloo.
+On CPUs the model is tiny and has two ranks, in `slipway gpt` and in a loop with slipway.resume; with a GPU it is of the size of
+GPT-2 and alone on it, and, for what ranks compare, a small one of two ranks that share it, over gloo.
 """
 
 import itertools
@@ -29,6 +29,7 @@ from report import Report, options_parser, read_options
 from sides import Spread
 from switched.sitecustomize import MEMORY, OFTEN, REPLAYS, WATCHING
 
+HERE = Path(__file__).parent
 PERIOD = 15.0  # s between two looks at the metrics page
 LIMITS = {MEMORY: 0.99, WATCHING: 0.99, REPLAYS: 0.995}
 BOTH = (MEMORY, WATCHING)
@@ -41,17 +42,19 @@ Switched = list[tuple[list[str], float]]  # what was on, and the seconds of a st
 def train(words: Sequence[str], parts: Sequence[str], steps: int, hide_gpus: bool) -> tuple[Switched, int]:
     """A job of so many steps, whose `parts` are switched on and off, and the interval of replays that it chose.
 
+    `words`: what follows `slipway`; a script reads the number of steps from STEPS.
     Raises RuntimeError with its lines where it fails.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     with tempfile.TemporaryDirectory() as name:
         file, output = Path(name, "switched.json"), Path(name, "output")
-        told = {"PYTHONPATH": str(Path(__file__).with_name("switched")), "SLIPWAY_METRICS_PORT": port}
+        told = {"PYTHONPATH": os.pathsep.join([str(HERE / "switched"), str(HERE)]), "SLIPWAY_METRICS_PORT": port}
+        told["STEPS"] = str(steps)
         told |= {"SWITCHED": str(file), "PARTS": "\n".join(parts)} | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {})
         with output.open("wb") as out:
             job = subprocess.Popen(
-                [sys.executable, "-m", "slipway", "gpt", *words, *ALL, "--steps", str(steps)], cwd=name,
+                [sys.executable, "-m", "slipway", *words], cwd=name,
                 env=with_paths(told), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
             while job.poll() is None:
@@ -98,20 +101,22 @@ def main() -> int:
     about = "Parts of one training are switched on and off every dozen steps."
     report = Report("What watching over a job costs", about, options)
     steps = 240 if options.smoke else options.steps
-    tiny, replays = ("--preset", "tiny", "--nproc-per-node", "2"), ("--replay-every", "auto")
+    gpt, two, replays = ("gpt", *ALL, "--steps", str(steps)), ("--nproc-per-node", "2"), ("--replay-every", "auto")
+    tiny, own = (*gpt, "--preset", "tiny", *two), str(HERE / "peers" / "resilience" / "own.py")
     sides = {
         "gpt --preset tiny, two ranks on CPUs": (tiny, BOTH),
         "gpt --preset tiny with replays, two ranks on CPUs": ((*tiny, *replays), (REPLAYS,)),
+        "a loop with slipway.resume, two ranks on CPUs": (("run", *two, "--max-restarts", "3", own), (MEMORY,)),
     }
     if options.gpu:
-        size = ("--batch-size", "16", "--accumulate", "1", "--no-compile")
+        size = (*gpt, "--batch-size", "16", "--accumulate", "1", "--no-compile")
         sides = {
-            "gpt --preset gpt2, one rank on a GPU": (("--preset", "gpt2", *size, "--nproc-per-node", "1"), (MEMORY,)),
+            "gpt --preset gpt2, one rank on a GPU": ((*size, "--preset", "gpt2", "--nproc-per-node", "1"), (MEMORY,)),
             "gpt --preset small, two ranks that share a GPU": (
-                ("--preset", "small", *size, "--nproc-per-node", "2", "--oversubscribe"), BOTH,
+                (*size, "--preset", "small", *two, "--oversubscribe"), BOTH,
             ),
             "gpt --preset small with replays, two ranks that share a GPU": (
-                ("--preset", "small", *size, "--nproc-per-node", "2", "--oversubscribe", *replays), (REPLAYS,),
+                (*size, "--preset", "small", *two, "--oversubscribe", *replays), (REPLAYS,),
             ),
         }  # fmt: skip
     for side, (words, parts) in sides.items():

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ Switch = Callable[[], None]
 class Switches:
     """What is on, step by step, of one training."""
 
-    def __init__(self, keep_in_memory: Callable[[Any], None]) -> None:
-        """`keep_in_memory`: the loop's own, after each step."""
+    def __init__(self, keep_in_memory: Callable[..., Any]) -> None:
+        """`keep_in_memory`: the loop's own, after each step; the boundary of a user's loop."""
         self._keep = keep_in_memory
         self._chance = random.Random(0)  # the same on all ranks
         self._parts = os.environ["PARTS"].splitlines()
@@ -49,11 +50,21 @@ class Switches:
             yield from self._chance.sample(ways, len(ways))
 
     def step(self, training: Any) -> None:
-        """After each step, by all ranks."""
+        """After each step of a workload, by all ranks."""
         if MEMORY in self._on:
             self._keep(training)
         else:
             training.snapshots.rhythm.due += 1  # as far from the next as when it was switched off
+        self._count(training)
+
+    def boundary(self, run: Any, *args: Any, **more: Any) -> bool:
+        """In place of a boundary of a user's own loop."""
+        run._snapshots.rhythm.due += MEMORY not in self._on
+        ended: bool = self._keep(run, *args, **more)
+        self._count(run)
+        return ended
+
+    def _count(self, training: Any) -> None:
         self._steps += 1
         if self._steps == self._length:
             self._switch(training)
@@ -62,11 +73,11 @@ class Switches:
         now = time.perf_counter()
         if self._length != WARM:
             self.found.append((sorted(self._on), (now - self._begun) / self._length))
-        else:
+        elif REPLAYS in self._parts:
             self.interval = training.replays._every
         self._put_back()
         self._on, self._length, self._steps = next(self._ways), self._chance.randint(SHORTEST, LONGEST), 0
-        self._put_back = (lambda: None) if WATCHING in self._on else leave_out_watching(training)
+        self._put_back = leave_out_watching(training) if WATCHING in {*self._parts} - self._on else lambda: None
         if REPLAYS in self._parts:
             training.replays._every = OFTEN if REPLAYS in self._on else 0
         self._begun = time.perf_counter()
@@ -98,7 +109,12 @@ def leave_out_watching(training: Any) -> Switch:
 
 if "LOCAL_RANK" in os.environ and "SWITCHED" in os.environ:
     import slipway.train.loop.fit as loop
+    from slipway.train.own.run import ResumableRun
 
-    switches = Switches(loop.keep_in_memory)
-    loop.keep_in_memory = switches.step
+    if any(name.endswith("own.py") for name in sys.orig_argv):
+        switches = Switches(ResumableRun.boundary)
+        ResumableRun.boundary = lambda *args, **more: switches.boundary(*args, **more)  # type: ignore[method-assign]
+    else:
+        switches = Switches(loop.keep_in_memory)
+        loop.keep_in_memory = switches.step
     atexit.register(switches.write)

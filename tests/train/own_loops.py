@@ -1,11 +1,13 @@
 """Training loops as users write them, each with the lines of `slipway.resume`. `seen` gets the number of each sample trained on.
 
-As a program: `own_loops.py LOOP RESULTS [KILLS SEED]`. Where KILLS is more than the attempts before, a process dies by SIGKILL at
-a moment that the seed and the attempt choose.
+As a program: `own_loops.py LOOP RESULTS KILLS SEED`. Where KILLS is more than the attempts before, a process dies by SIGKILL at
+a moment that the seed and the attempt choose. With `stop STEP` in their place, each process waits after that step, which it prints,
+until its launcher asks for a stop; its DistributedDataParallel objects then live until the interpreter has ended.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -28,8 +30,11 @@ from torch.utils.data import (
     RandomSampler,
     WeightedRandomSampler,
 )
+from waiting import wait_until
 
 import slipway
+from slipway.protocol.files import STOP_FILE
+from slipway.train.own.run import ResumableRun
 
 Loop = Callable[..., dict[str, Any]]
 SAVE_EVERY = 7  # steps between two snapshots on the disk, in a job of several processes
@@ -190,7 +195,7 @@ def half_precision(seen: Seen, **more: Any) -> dict[str, Any]:
     """float16 with a gradient scaler, whose first steps are left out."""
     model = wrapped(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=4)
     loader = DataLoader(Numbers(), 4, shuffle=True)
     run = slipway.resume(model=model, optimizer=optimizer, scaler=scaler, seen=seen, **more)
     for _ in run.epochs(3):
@@ -447,8 +452,6 @@ def plain(value: Any) -> Any:
 
 def die_at(number: int, calls: int, *, dies: bool) -> None:
     """Have memory for snapshots be there after each boundary, and this process end after so many and so many calls of functions."""
-    from slipway.train.own.run import ResumableRun
-
     real, done, process = ResumableRun.boundary, [0], os.getpid()
 
     def count(frame: FrameType, event: str, what: Any) -> None:
@@ -471,18 +474,39 @@ def die_at(number: int, calls: int, *, dies: bool) -> None:
     ResumableRun.boundary = boundary  # type: ignore[method-assign]
 
 
+LIVE: list[DistributedDataParallel] = []  # until the interpreter has ended
+
+
+def hold_at(step: int) -> None:
+    """Have each process print that step at its boundary, and go on when the launcher has asked for a stop."""
+    real, flag = ResumableRun.boundary, Path(os.environ["SLIPWAY_NODE_DIR"], STOP_FILE)
+
+    def boundary(run: ResumableRun) -> None:
+        real(run)
+        if run.step == step and not LIVE:
+            LIVE.extend(each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
+            print(f"rank {os.environ['RANK']} is at step {step}", flush=True)
+            wait_until(flag.exists, "the request to stop")
+
+    ResumableRun.boundary = boundary  # type: ignore[assignment,method-assign]
+
+
 def choose_death(loop: str, kills: int, seed: int) -> tuple[str, ...]:
     """Which rank dies in this attempt, and when; nobody after so many kills. The number of each attempt is written down."""
     attempt = int(os.environ["SLIPWAY_ATTEMPT"])
     dice = random.Random(f"{seed} {attempt}")
     if attempt > kills:
         return ()
-    # A snapshot in memory is there after three steps, which take as many boundaries, or with accumulation twice as many.
-    least = 6 if loop in ("accumulating", "sharded", "hybrid") else 3
+    # A snapshot in memory is there after three steps, which take as many boundaries, or twice as many where some make no step.
+    least = 6 if loop in ("accumulating", "half_precision", "sharded", "hybrid") else 3
     boundary = dice.randrange(least, least + 3)
     return str(dice.randrange(int(os.environ["WORLD_SIZE"]))), str(boundary), str(dice.randrange(1, 600))
 
 
 if __name__ == "__main__":
     loop, folder, times, moment = sys.argv[1:]
-    main(loop, folder, *choose_death(loop, int(times), int(moment)))
+    if times == "stop":
+        hold_at(int(moment))
+        main(loop, folder)
+    else:
+        main(loop, folder, *choose_death(loop, int(times), int(moment)))
