@@ -89,12 +89,12 @@ def test_help_shows_every_option_with_its_default(workload: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["--help"], ("Transformer blocks. [default: 4; x>=1]", "[default: no-compile]", "those of --preset tiny;")),
+        (["--help"], ("Transformer blocks. [default: 4; x>=1]", "[default: no-compile]", "those of --preset tiny.")),
         (
             ["--preset", "gpt2", "--help"],
-            ("Transformer blocks. [default: 12; x>=1]", "[default: (on a GPU)]", "of --preset gpt2;"),
+            ("Transformer blocks. [default: 12; x>=1]", "[default: (on a GPU)]", "of --preset gpt2."),
         ),
-        (["-h", "--preset=small"], ("Transformer blocks. [default: 6; x>=1]", "those of --preset small;")),
+        (["-h", "--preset=small"], ("Transformer blocks. [default: 6; x>=1]", "those of --preset small.")),
     ],
 )
 def test_help_shows_the_defaults_of_the_preset_that_is_typed(
