@@ -158,10 +158,10 @@ class Coordinator:
     def _may_run_elsewhere(self) -> bool:
         """Whether a spare node may lead the job, unknown to this node: with launchers that others, which are here, have replaced.
 
-        They are as many as an attempt needs where no more than the number of spare nodes are here of those that were in the job
-        before. One that leads tells node 0 so within LED_SECONDS.
+        They are as many as an attempt needs where fewer others are here that were in the job before than it has spare nodes. One
+        that leads tells node 0 so within LED_SECONDS.
         """
-        return bool(self._terms.succeeds and self._roster.newest) and self._roster.veterans <= self._terms.spares
+        return bool(self._terms.succeeds and self._roster.newest) and self._roster.veterans < self._terms.spares
 
     def _have_stayed(self) -> bool:
         """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.

@@ -142,8 +142,8 @@ class Roster:
 
     @property
     def veterans(self) -> int:
-        """How many of the expected launchers that are here knew of an attempt of this job before."""
-        return sum(bool(seat.card.tries) for rank, seat in self.seats.items() if rank < self.launchers)
+        """How many of the expected launchers that are here, beside the one that leads, knew of an attempt of this job before."""
+        return sum(bool(self.seats[rank].card.tries) for rank in self.ranks if rank != self.own.node_rank)
 
     @property
     def next_attempt(self) -> int:
