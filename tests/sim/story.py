@@ -186,9 +186,7 @@ class Harm:
 
     def _thaw(self, launcher: Launcher) -> None:
         if launcher.process.alive:
-            self._world.log(launcher.process.name, "MENDED: it runs again")
-            launcher.process.thaw(self._world.loop)
-            self._world.rules.thaws(launcher)
+            thaw(launcher)
 
     def _restart(self, launcher: Launcher) -> None:
         if self._job.current[launcher.rank] is not launcher:
@@ -764,9 +762,7 @@ async def stunned(world: World) -> list[Job]:
     world.rules.harmed(launcher, "frozen", until=0.1)
     launcher.process.freeze()
     await asyncio.sleep(dice.uniform(10.5, 12))
-    launcher.process.thaw(world.loop)
-    world.rules.thaws(launcher)
-    world.log(launcher.process.name, "MENDED: it runs again")
+    thaw(launcher)
     await continues(job, 120)
     return [job]
 
@@ -790,9 +786,7 @@ async def overlooked(world: World) -> list[Job]:
     world.log(head.process.name, "MENDED: it has network again")
     job.start(1)
     await asyncio.sleep(dice.uniform(0, 30))
-    frozen.process.thaw(world.loop)
-    world.rules.thaws(frozen)
-    world.log(frozen.process.name, "MENDED: it runs again")
+    thaw(frozen)
     await continues(job, 120)
     return [job]
 
@@ -849,12 +843,18 @@ async def woken(world: World) -> list[Job]:
         await asyncio.sleep(0.0 if frozen.rank else SILENCE)  # until then the others follow node 0
         job.start(frozen.rank, replacement)
     await asyncio.sleep(SILENCE + dice.uniform(0, 30))
-    frozen.process.thaw(world.loop)
-    world.rules.thaws(frozen)
-    world.log(frozen.process.name, "MENDED: it runs again")
+    thaw(frozen)
     await asyncio.sleep(dice.uniform(5, 40))
     world.mend(near, far)
     return [job]
+
+
+def thaw(launcher: Launcher) -> None:
+    """Let a frozen launcher run again."""
+    world = launcher.world
+    launcher.process.thaw(world.loop)
+    world.rules.thaws(launcher)
+    world.log(launcher.process.name, "MENDED: it runs again")
 
 
 def ask_to_stop(launcher: Launcher) -> None:
