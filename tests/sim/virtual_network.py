@@ -71,7 +71,9 @@ class VirtualNetwork:
 
     def machine(self, address: str) -> Machine:
         """The machine at an address, made when it is named first."""
-        return self.machines.setdefault(address, Machine(address))
+        if address not in self.machines:
+            self.machines[address] = Machine(address)
+        return self.machines[address]
 
     def passes(self, one: str, other: str) -> bool:
         """Whether packets get from one machine to another."""
@@ -188,7 +190,7 @@ class End(asyncio.Transport):
         self._network, self._loop, self._dice = network, network.loop, dice
         self.process, self.context, self.address = process, copy_context(), ""
         self._waiting: list[bytes | ConnectionResetError | None] = []  # None: the end of what is sent
-        self._due, self._size = 0.0, 0
+        self._due, self._size, self._late = 0.0, 0, 0
         self._closing = False
         self.lost = False
 
@@ -258,7 +260,9 @@ class End(asyncio.Transport):
         here = self.other.address
         if not self._network.passes(here, self.address):
             if not (self.lost and not self._network.machine(here).powered):
-                self._at(self._loop.time() + AGAIN, self._pump)
+                self._late += 1
+                if self._late == 1:
+                    self._at(self._loop.time() + AGAIN, self._pump_late)
             return
         what = self._waiting.pop(0)
         if isinstance(what, bytes):
@@ -272,6 +276,14 @@ class End(asyncio.Transport):
             self._hand_over(self._end_of_file)
         else:
             self._hand_over(self.other.protocol.data_received, what)
+
+    def _pump_late(self) -> None:
+        """Deliver as many as were due while the network let nothing pass."""
+        late, self._late = self._late, 0
+        while late and not self._late:
+            self._pump()
+            late -= 1
+        self._late += late
 
     def _end_of_file(self) -> None:
         if not self.other.lost and not self.other.protocol.eof_received():
