@@ -411,7 +411,7 @@ class Bench:
                             job.wait_for(lambda job=job: is_warm(job))
                             job.kill(1)
                         for process in job.processes[1 if side.is_replicated else 0 :]:
-                            process.wait(PATIENCE)
+                            process.wait(10 * PATIENCE)
                         ends.append(job.progress.end())
                 answer = "yes" if ends[0] == ends[1] else "no"
                 if "slipway" in name:

@@ -28,7 +28,8 @@ def exit_codes() -> Iterator[str]:
     """The lines of exit-codes.md."""
     yield from ["# Exit codes", "", WRITTEN, ""]
     yield "The exit codes of the launcher. Manifests, sbatch files and these pages are tested against this table"
-    yield "([`EXITS`](../entrypoint/slipway/protocol/errors.py)). `outcome.json` in the run directory has word and reason."
+    yield "([`EXITS`](../entrypoint/slipway/protocol/errors.py)). `outcome.json` in the run directory has the word and the"
+    yield "reason."
     yield from ["", "| code | word | meaning | a scheduler should |", "| --- | --- | --- | --- |"]
     yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
     yield from [
@@ -40,9 +41,10 @@ def exit_codes() -> Iterator[str]:
     yield "If the launcher itself is killed, its container or shell reports 137 (SIGKILL) or 143 (SIGTERM)."
     yield from [
         "",
-        "[Slurm](../slurm/README.md) and [Kubernetes](../k8s/README.md) react to these codes. Slipway itself restarts the job",
+        "[Slurm](../slurm/README.md) and [Kubernetes](../k8s/README.md) react to these codes. After 1 and 76, Slipway itself",
+        "first restarts the job ([fault tolerance](fault-tolerance.md)), your own script only with `--max-restarts N`. The",
     ]
-    yield "after 1 and 76 before it ends ([fault tolerance](fault-tolerance.md))."
+    yield "launcher ends with one of these codes only when it does not restart the job again."
 
 
 def settings() -> Iterator[str]:

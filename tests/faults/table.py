@@ -59,7 +59,7 @@ class Resume:
 class Fault:
     """A fault, the exit code, a pattern of the closing line, and what a resume yields.
 
-    `bound`: seconds from the harm to the end on an idle machine, shown beside what was measured and not judged.
+    `bound`: seconds from the harm to the end on a loaded machine, shown beside what was measured and not judged.
 
     A negative code is a signal that ended the launcher itself; then `slipway status` tells.
     """

@@ -14,7 +14,7 @@ from slipway.cli import cli
 from slipway.launch.resolve import host
 
 PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"
-HEADING = "## Sixty mistakes\n"
+HEADING = "## Common mistakes\n"
 RENEW = bool(os.environ.get("RENEW_GOLDEN"))  # the fixture clears the environment
 
 

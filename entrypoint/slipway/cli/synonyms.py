@@ -173,9 +173,7 @@ def _begin_with_command(
         return error
     line = words if ours == name else _replaced(words, name, ours)
     first = "gpt" if ours.partition(" ")[0] in own else "run"
-    text = (
-        f"Options must come after a command or a workload, also '{name}'. Type: {shlex.join(['slipway', first, *line])}"
-    )
+    text = f"'{name}' must come after a command or a workload. Type: {shlex.join(['slipway', first, *line])}"
     return click.NoSuchOption(name, text, ctx=error.ctx)
 
 

@@ -176,8 +176,8 @@ SETTINGS = (
         "--resume",
         "none",
         parse_path,
-        "none: start a new run; auto: resume the run of --run-dir or, without --run-dir, that of the scheduler's job or the "
-        "workload's newest run; PATH: start a new run from that run or snapshot.",
+        "none: start a new run. auto: resume the run in --run-dir; without --run-dir, the run of the scheduler's job, or else "
+        "the newest run of the workload. PATH: start a new run from the run or snapshot at PATH.",
         "auto|none|PATH",
     ),
     Setting(

@@ -1,7 +1,8 @@
 """Settings, schedulers and devices become one Topology: who we are in the job, and who said so. Pure.
 
-Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, Slurm, plain RANK/WORLD_SIZE/MASTER_*, other
-schedulers, a single node. `Topology.values` keeps every value with its source and the candidates it turned down.
+Precedence, first match wins: command line, NNODES/NODE_RANK, PET_*, the schedulers that come before plain variables
+(`before_plain`: RunPod, Azure ML, Slurm), plain RANK/WORLD_SIZE/MASTER_*, other schedulers, a single node. `Topology.values`
+keeps every value with its source and the candidates it turned down.
 """
 
 import ipaddress
