@@ -52,7 +52,6 @@ BETWEEN = 15.0  # s from kill to kill
 LOOK = 0.01  # s
 SHORT = 150  # steps of a run whose end is compared
 RESTARTS = "1000"
-TRAINING = ("train", "data", "evaluate", "save", "finish")
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Heartbeats:
             file = next(self._folder.glob(f"runs/*/node-*/heartbeat/rank-{rank}.json"))
             beat: dict[str, object] = json.loads(file.read_text()) | {"written": file.stat().st_mtime}
             return beat
-        return {"pid": 0, "step": 0, "phase": "", "written": 0.0}
+        return {"pid": 0, "step": 0, "first": 0, "written": 0.0}
 
     def step(self) -> int:
         """The newest step that all ranks have done."""
@@ -128,12 +127,10 @@ class Heartbeats:
     def next_step(self, killed: float, victim: int, pid: int) -> tuple[float, int] | None:
         """When all ranks had done a step after the kill, and which. None before that."""
         beats = [self._beat(rank) for rank in (0, 1)]
-        if beats[victim]["pid"] == pid:
+        if beats[victim]["pid"] == pid or any(float(str(beat["written"])) < killed for beat in beats):
             return None
-        if any(float(str(beat["written"])) < killed or beat["phase"] not in TRAINING for beat in beats):
-            return None
-        resumed = re.findall(r"resuming from step-(\d+)", (self._folder / "output-0.txt").read_text())
-        return time.time(), int(resumed[-1]) + 1 if resumed else 1
+        first = int(str(beats[victim]["first"] or 0))  # the step that it resumed from
+        return (time.time(), first + 1) if all(int(str(beat["step"])) > first for beat in beats) else None
 
     def end(self) -> object:
         """What two equal runs have in common at their end."""
