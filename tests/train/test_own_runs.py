@@ -502,7 +502,9 @@ def test_leaving_the_loop_finishes_the_run_and_an_exception_does_not(
     )
 
 
-def test_a_script_that_ends_within_its_loop_ends_after_its_snapshot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_ends_within_its_loop_ends_after_its_snapshot_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     waited, save_now, wait_now = threading.Event(), writer.save_snapshot, writer.Writer.wait
 
     def save_late(*given: Any) -> None:
@@ -520,6 +522,7 @@ def test_a_script_that_ends_within_its_loop_ends_after_its_snapshot_is_written(m
     monkeypatch.setattr(writer.Writer, "wait", wait)
     leave_process(run)
     assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists()
+    assert "the process of rank 0 ends before its loop, at step 1" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on

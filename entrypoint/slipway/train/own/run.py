@@ -303,10 +303,8 @@ class ResumableRun:
             if not self._begun and self._snapshots.saved is not None:
                 self._end(Word.FINISHED, f"was already finished at step {self.step}")
                 return
-            self._snapshots.saved, self._finishing = (
-                None,
-                True,
-            )  # what followed the last boundary may have changed anything
+            self._finishing = True
+            self._snapshots.saved = None  # what followed the last boundary may have changed anything
             self._context.beat(Phase.SAVE)
             self._snapshots.save(self, live=True)
             self._end(Word.FINISHED, f"{self.step} steps")
@@ -563,6 +561,10 @@ class ResumableRun:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         if not self._over and hasattr(self, "_snapshots"):  # a thread that still writes may abort the process, too
+            if self._begun and not hasattr(sys, "last_value"):  # an exception that nobody handled has told why
+                self._context.warn(
+                    f"slipway: the process of rank {self._context.place.rank} ends before its loop, at step {self.step}."
+                )
             self._snapshots.close()
             self._let_go()  # so that a SIGTERM, sent because another rank failed, ends this process at once
         release_models()
