@@ -45,7 +45,7 @@ class Buffer:
 
 
 class MemoryBuffers:
-    """Both buffers; each of several nodes has its own. Without paths nothing is stored."""
+    """The two buffers of this process. Without paths, nothing is stored."""
 
     def __init__(self, paths: Sequence[str], warn: Callable[[str], None], sharing: int = 1) -> None:
         """Open the buffers. `warn` is called once if nothing can be stored, and for each snapshot that is passed over.

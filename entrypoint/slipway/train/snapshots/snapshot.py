@@ -81,8 +81,8 @@ def save_snapshot(
 ) -> Path:
     """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
 
-    Snapshots of later steps are deleted as well: the job went on from an earlier one, so they can only be damaged.
-    `note` is told the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
+    Snapshots of later steps are deleted as well: the job went on from an earlier one because they were damaged.
+    `note` is called with the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
     does not give back what was written, and SupersededError where somebody else went on with the run: then nothing was
     changed, or whoever reads passes over what was written (`newest_first`).
     """
