@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/sim"))
 
 from crowd import TRAINING, Cost, Crowd
-from rendezvous import make_card, rehearse
+from rendezvous import make_info, rehearse
 
 REAL = 512  # launchers that are really run
 TARGET = 10.0  # seconds until all agree
@@ -36,7 +36,7 @@ def measure(callback: Callable[..., object], args: tuple[object, ...]) -> float:
 def simulate(nodes: int, message_seconds: float) -> dict[str, Cost]:
     """The life of a job of so many nodes."""
     with tempfile.TemporaryDirectory() as folder:
-        return Crowd([make_card(rank, nodes) for rank in range(nodes)], Path(folder), measure, message_seconds).live()
+        return Crowd([make_info(rank, nodes) for rank in range(nodes)], Path(folder), measure, message_seconds).live()
 
 
 def calibrate() -> float:

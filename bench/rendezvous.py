@@ -25,7 +25,7 @@ from typing import Any
 
 from slipway.launch.rendezvous import link
 from slipway.launch.rendezvous.codec import decode, encode
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
@@ -37,9 +37,9 @@ SECONDS = 120  # for one round, whatever happens
 CROWDS = 2  # processes that hold the other launchers
 
 
-def make_card(node_rank: int, nodes: int) -> Card:
-    """A card as long as that of a node with eight GPUs."""
-    return Card(
+def make_info(node_rank: int, nodes: int) -> NodeInfo:
+    """A info as long as that of a node with eight GPUs."""
+    return NodeInfo(
         node_rank=node_rank,
         nodes=str(nodes),
         host=f"gpu{node_rank:04}.cluster.example",
@@ -95,7 +95,7 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     with Rendezvous(
         Terms(node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet)
     ) as rendezvous:
-        rendezvous.join(make_card(0, nodes))
+        rendezvous.join(make_info(0, nodes))
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         bytes_to_go = counts["in"] + counts["out"]
         synchronise(start)
@@ -134,7 +134,7 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
 
     start = wait_for_start()
     members = {rank: make_client(rank) for rank in ranks}
-    await asyncio.gather(*(member.join(make_card(rank, nodes)) for rank, member in members.items()))
+    await asyncio.gather(*(member.join(make_info(rank, nodes)) for rank, member in members.items()))
     go = time.monotonic()
     synchronise(start)
     reports = (member.report(Outcome(rank, "host", "finished", time.time())) for rank, member in members.items())

@@ -28,7 +28,7 @@ TESTS = {
     "ledger": ("ledger",),
     "verdict": ("verdict",),
     "ending": ("ending",),
-    "roster": ("roster", "compare"),
+    "membership": ("membership", "compare"),
     "printable": ("printable",),
     "tracebacks": ("tracebacks",),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ports import take_ports
-from stage import Launcher, make_card
+from stage import Launcher, make_info
 
 
 @pytest.fixture
@@ -17,10 +17,10 @@ def port() -> int:
 
 @pytest.fixture
 def launcher(port: int, tmp_path: Path) -> Callable[..., Launcher]:
-    """Makes launchers of one job: `launcher(rank, nodes, card={…}, **Launcher's fields)`."""
+    """Makes launchers of one job: `launcher(rank, nodes, info={…}, **Launcher's fields)`."""
 
-    def make(node_rank: int, nodes: int, card: dict[str, Any] | None = None, **fields: Any) -> Launcher:
+    def make(node_rank: int, nodes: int, info: dict[str, Any] | None = None, **fields: Any) -> Launcher:
         given: dict[str, Any] = {"port": port, "folder": tmp_path, "nodes": nodes} | fields
-        return Launcher(card=make_card(node_rank, given["nodes"], **(card or {})), **given)
+        return Launcher(info=make_info(node_rank, given["nodes"], **(info or {})), **given)
 
     return make

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.rendezvous.codec import decode, encode
-from slipway.launch.rendezvous.messages import Card, Go, Hello, Here, Ping, Pong, Probe, Probed, Start
+from slipway.launch.rendezvous.messages import Go, Hello, Here, NodeInfo, Ping, Pong, Probe, Probed, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule
 from slipway.launch.rendezvous.terms import Terms
@@ -23,7 +23,7 @@ from slipway.protocol.errors import LaunchError
 # Here rather than in conftest.py: stub.py is a process of its own.
 sys.path += [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[1])]
 
-from participants import make_card, make_outcome
+from participants import make_info, make_outcome
 from waiting import wait_until
 
 LOOPBACK = "127.0.0.1"
@@ -33,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 class Launcher(threading.Thread):
     """One launcher: joins, does `work` (which returns its outcome), reports. Everything it saw is kept."""
 
-    card: Card
+    info: NodeInfo
     nodes: int
     port: int
     folder: Path
@@ -59,9 +59,9 @@ class Launcher(threading.Thread):
     def run(self) -> None:
         try:
             with self.open() as rendezvous:
-                self.go = rendezvous.join(self.card, self.stopped)
+                self.go = rendezvous.join(self.info, self.stopped)
                 if self.go:
-                    rank = self.card.node_rank
+                    rank = self.info.node_rank
                     outcome = self.work(rendezvous) if self.work else make_outcome(rank)
                     self.ending = rendezvous.report(outcome, self.rule) if outcome else None
         except LaunchError as error:
@@ -70,7 +70,7 @@ class Launcher(threading.Thread):
     def open(self) -> Rendezvous:
         return Rendezvous(
             Terms(
-                node_rank=self.card.node_rank,
+                node_rank=self.info.node_rank,
                 nodes=self.nodes,
                 address=self.address,
                 port=self.port,
@@ -94,7 +94,7 @@ class Launcher(threading.Thread):
         """The exit code of a real launcher."""
         if self.error:
             return self.error.code
-        return self.verdict.code(self.card.node_rank) if self.verdict else None
+        return self.verdict.code(self.info.node_rank) if self.verdict else None
 
     @property
     def log(self) -> str:
@@ -108,7 +108,7 @@ def play(*launchers: Launcher, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     for launcher in launchers:
         launcher.join(max(0.0, deadline - time.monotonic()))
-        assert not launcher.is_alive(), f"node {launcher.card.node_rank} hangs; it said {launcher.lines}"
+        assert not launcher.is_alive(), f"node {launcher.info.node_rank} hangs; it said {launcher.lines}"
 
 
 class Client:
@@ -133,11 +133,11 @@ class Client:
     def send(self, message: Any) -> None:
         self.socket.sendall(encode(message))
 
-    def introduce(self, card: Card, *, process: str = "p", token: str = "", clock: float = 0.0, **more: Any) -> Any:
+    def introduce(self, info: NodeInfo, *, process: str = "p", token: str = "", clock: float = 0.0, **more: Any) -> Any:
         """Greeting, hello with `more` fields, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
         challenge = self.receive().challenge
         proof = hmac.digest(token.encode(), challenge.encode(), "sha256").hex()
-        self.send(Hello(proof, process, time.time() + clock, 1, "k", card, **more))
+        self.send(Hello(proof, process, time.time() + clock, 1, "k", info, **more))
         return self.receive()
 
     def wait_for(self, kind: type) -> Any:
@@ -158,18 +158,18 @@ def connection_to(port: int) -> socket.socket | None:
 
 def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float = 0.0) -> None:
     """Take part until go, with an honest ring port; nothing that comes afterwards is answered."""
-    client.send(answer_neighbour(client, make_card(node_rank, nodes), clock))
+    client.send(answer_neighbour(client, make_info(node_rank, nodes), clock))
     client.wait_for(Start)
 
 
-def answer_neighbour(client: Client, card: Card, clock: float = 0.0) -> Probed:
+def answer_neighbour(client: Client, info: NodeInfo, clock: float = 0.0) -> Probed:
     """Take part until the neighbour has visited, and return what is to be told of the own visit."""
     door = socket.create_server((LOOPBACK, 0))
     challenge = client.receive().challenge
     proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
-    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", card))
+    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", info))
     probe = client.wait_for(Probe)
     with door, door.accept()[0] as visitor:
         visitor.recv(1000)
-        visitor.sendall(encode(Here(card.node_rank)))
+        visitor.sendall(encode(Here(info.node_rank)))
     return Probed(probe.round, "", True)

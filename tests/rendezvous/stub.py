@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from stage import make_card, make_outcome
+from stage import make_info, make_outcome
 
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
@@ -21,7 +21,7 @@ from slipway.protocol.errors import LaunchError
 
 def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **more: object) -> int:
     """The exit code of a launcher."""
-    card = make_card(node_rank, nodes, runtime=more.get("runtime", "host"))
+    info = make_info(node_rank, nodes, runtime=more.get("runtime", "host"))
     timeout = float(str(more.get("timeout", 20.0)))
     try:
         with Rendezvous(
@@ -36,7 +36,7 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
                 heartbeat=float(str(more.get("heartbeat", 30.0))),
             )
         ) as rendezvous:
-            go = rendezvous.join(card)
+            go = rendezvous.join(info)
             assert go is not None
             print(json.dumps({"go": dataclasses.asdict(go)}), flush=True)
             ended = work(rendezvous, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from stage import Launcher, make_card, make_outcome
+from stage import Launcher, make_info, make_outcome
 from waiting import wait_until
 
 from slipway.launch.rendezvous.client import Client
 from slipway.launch.rendezvous.link import Link
-from slipway.launch.rendezvous.messages import Card, Go, Start
+from slipway.launch.rendezvous.messages import Go, NodeInfo, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.verdict.cause import Cause, CauseKind
@@ -65,11 +65,11 @@ class Crew:
             assert not thread.is_alive(), self.lines
         return done
 
-    def join(self, *ranks: int, **cards: dict[str, Any]) -> dict[int, Any]:
-        """Join, with changes to the cards by `node0`, `node1` …; what each got."""
+    def join(self, *ranks: int, **infos: dict[str, Any]) -> dict[int, Any]:
+        """Join, with changes to the infos by `node0`, `node1` …; what each got."""
 
         def act(rank: int, rendezvous: Rendezvous) -> Go | None:
-            return rendezvous.join(make_card(rank, cards.get("text", self._nodes), **cards.get(f"node{rank}", {})))  # type: ignore[arg-type]
+            return rendezvous.join(make_info(rank, infos.get("text", self._nodes), **infos.get(f"node{rank}", {})))  # type: ignore[arg-type]
 
         return self.all(act, *ranks)
 
@@ -156,22 +156,22 @@ def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
     """It was frozen just then, and its own server gave it up."""
     read, missed = Client._read_start, []
 
-    def miss_once(self: Client, start: Start, link: Link, card: Card, ring: Ring) -> Go:
-        if card.node_rank == 0 and not missed:
+    def miss_once(self: Client, start: Start, link: Link, info: NodeInfo, ring: Ring) -> Go:
+        if info.node_rank == 0 and not missed:
             missed.append(start.attempt)
             raise ConnectionResetError
-        return read(self, start, link, card, ring)
+        return read(self, start, link, info, ring)
 
     monkeypatch.setattr(Client, "_read_start", miss_once)
     job = crew(2)
     job.open(0, 1)
 
     def join(rank: int, rendezvous: Rendezvous) -> Go | None:
-        go = rendezvous.join(make_card(rank, 2))
+        go = rendezvous.join(make_info(rank, 2))
         if rank == 1 and go:
             outcome = make_outcome(rank, "peer")
             assert rendezvous.report(outcome, AGAIN).verdict.first.node_rank == 0
-            go = rendezvous.join(make_card(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
+            go = rendezvous.join(make_info(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
         return go
 
     gos = job.all(join)
@@ -242,7 +242,7 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Call
     def act(rank: int, rendezvous: Rendezvous) -> Go | None:
         if rank == stopped:
             threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
-        return rendezvous.join(make_card(rank, 3))
+        return rendezvous.join(make_info(rank, 3))
 
     for error in job.all(act).values():
         assert (error.code, str(error)) == (
@@ -258,7 +258,7 @@ def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Call
     def act(rank: int, rendezvous: Rendezvous) -> Go | None:
         if rank == 2:
             rendezvous.stop("SIGTERM", "SIGTERM")
-        return rendezvous.join(make_card(rank, "2:3"))
+        return rendezvous.join(make_info(rank, "2:3"))
 
     done = job.all(act)
     assert done[2].code == 75
@@ -447,7 +447,7 @@ def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_r
 
     def act(rank: int, rendezvous: Rendezvous) -> Go | None:
         threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
-        return rendezvous.join(make_card(rank, 3))
+        return rendezvous.join(make_info(rank, 3))
 
     assert job.all(act, asked)[asked].code == 75
     job.close(asked)

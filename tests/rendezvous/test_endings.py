@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from stage import Client, Launcher, make_card, make_outcome, play, take_part
+from stage import Client, Launcher, make_info, make_outcome, play, take_part
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.rendezvous import messages as wire
@@ -182,7 +182,7 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
         running.set()
         wait_until(lambda: rendezvous.news, "news of the one that left")
         with Client(port) as back:
-            answers.append(back.introduce(make_card(1, 2), process="new"))
+            answers.append(back.introduce(make_info(1, 2), process="new"))
         return make_outcome(0, "peer")
 
     node0.work = work
@@ -203,7 +203,7 @@ def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: i
 
     def work(rendezvous: Rendezvous) -> Outcome:
         with Client(port) as second:
-            answers.append(second.introduce(make_card(1, 2), process="second"))
+            answers.append(second.introduce(make_info(1, 2), process="second"))
         refused.set()
         return make_outcome(0)
 

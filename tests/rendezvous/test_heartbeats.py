@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from crew import Process
-from stage import Client, Launcher, make_card, make_outcome, take_part
+from stage import Client, Launcher, make_info, make_outcome, take_part
 from test_endings import hear_of_others
 from waiting import wait_until
 
@@ -35,11 +35,11 @@ def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: in
         assert (one.verdict.first.node_rank, one.verdict.first.evidence) == (2, "no heartbeat for 1 s")
 
 
-def test_a_launcher_that_falls_silent_while_waiting_gives_up_its_seat(launcher: Make, port: int) -> None:
+def test_a_launcher_that_falls_silent_while_waiting_is_removed(launcher: Make, port: int) -> None:
     node0 = launcher(0, 2, more=QUICK)
     node0.start()
     with Client(port) as silent:
-        assert isinstance(silent.introduce(make_card(1, 2)), wire.Welcome)
+        assert isinstance(silent.introduce(make_info(1, 2)), wire.Welcome)
         while silent.receive() is not None:  # until node 0 hangs up on who answers no ping
             pass
         second = launcher(1, 2)
@@ -57,7 +57,7 @@ def test_a_launcher_that_freezes_while_the_ring_is_tested_is_missing_and_not_mis
     node0 = launcher(0, 2)
     node0.start()
     with Client(port) as silent:
-        assert isinstance(silent.introduce(make_card(1, 2)), wire.Welcome)
+        assert isinstance(silent.introduce(make_info(1, 2)), wire.Welcome)
         silent.wait_for(wire.Probe)
         node0.join(6.5)
         second = launcher(1, 2)
@@ -89,7 +89,7 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
     with Client(port) as silent:
         take_part(silent, 1, 2)
         with Client(port) as second:
-            answer = second.introduce(make_card(1, 2), process="second")
+            answer = second.introduce(make_info(1, 2), process="second")
             assert isinstance(answer, wire.Refused)
             assert answer.again
             node0.join(15)

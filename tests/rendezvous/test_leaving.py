@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from stage import Client, Launcher, answer_neighbour, make_card, make_outcome, play, take_part
+from stage import Client, Launcher, answer_neighbour, make_info, make_outcome, play, take_part
 from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
@@ -21,7 +21,7 @@ def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_s
     node0 = launcher(0, 2, more={"least": 1, "window": 5.0})
     node0.start()
     with Client(port) as leaver:
-        probed = answer_neighbour(leaver, make_card(1, 2))
+        probed = answer_neighbour(leaver, make_info(1, 2))
         time.sleep(0.5)  # node 0's own answer comes first, so that these two complete the test
         leaver.socket.sendall(encode(probed) + encode(wire.Stopping("SIGTERM", "SIGTERM")))
         assert leaver.wait_for(wire.End).code == 75
@@ -41,7 +41,7 @@ def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_w
     def replace(rendezvous: Rendezvous) -> Outcome:
         wait_until(lambda: rendezvous.stops, "the request to stop")
         with Client(port) as second:
-            answers.append(second.introduce(make_card(1, 2), process="second"))
+            answers.append(second.introduce(make_info(1, 2), process="second"))
         asked.set()
         return make_outcome(0, "stopped")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import LOOPBACK, Client, Launcher, make_card, make_outcome, play
+from stage import LOOPBACK, Client, Launcher, make_info, make_outcome, play
 from waiting import PATIENCE, wait_until
 
 from slipway.check.finding import ok
@@ -31,7 +31,7 @@ Make = Callable[..., Launcher]
 
 
 def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: int, tmp_path: Path) -> None:
-    crew = [launcher(rank, 4, card={"attempt": rank}) for rank in range(4)]
+    crew = [launcher(rank, 4, info={"attempt": rank}) for rank in range(4)]
     play(*crew)
     for rank, one in enumerate(crew):
         assert one.go is not None, one.log
@@ -45,11 +45,11 @@ def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: i
 def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make) -> None:
     def read_peers(rendezvous: Rendezvous) -> None:
         wait_until(lambda: len(rendezvous.peers) == 20, "the findings of all")
-        found.append([(peer.card.node_rank, peer.card.findings[0].found) for peer in rendezvous.peers])
+        found.append([(peer.info.node_rank, peer.info.findings[0].found) for peer in rendezvous.peers])
 
     found: list[Any] = []
     rows = [tuple(ok("disk", f"{rank}" * 200) for _ in range(40)) for rank in range(20)]
-    crew = [launcher(rank, 20, card={"findings": rows[rank]}, work=read_peers) for rank in range(20)]
+    crew = [launcher(rank, 20, info={"findings": rows[rank]}, work=read_peers) for rank in range(20)]
     play(*crew)
     assert found == [[(rank, f"{rank}" * 200) for rank in range(20)]] * 20
 
@@ -65,7 +65,7 @@ def test_each_launcher_goes_to_the_address_at_which_it_found_node_0(launcher: Ma
 
 @pytest.mark.core
 def test_run_directories_of_two_names_are_two_jobs_and_refused_on_both_sides(launcher: Make) -> None:
-    crew = [launcher(rank, 2, card={"run_dir": name}) for rank, name in enumerate(("runs/a", "runs/b"))]
+    crew = [launcher(rank, 2, info={"run_dir": name}) for rank, name in enumerate(("runs/a", "runs/b"))]
     play(*crew)
     assert [one.code for one in crew] == [CONFIGURATION] * 2
     for one in crew:
@@ -76,15 +76,15 @@ def test_run_directories_of_two_names_are_two_jobs_and_refused_on_both_sides(lau
 def test_paths_may_differ_per_node_and_other_names_at_their_end_are_a_warning(
     launcher: Make, paths: tuple[str, str], warned: int
 ) -> None:
-    crew = [launcher(rank, 2, card={"run_dir": path}) for rank, path in enumerate(paths)]
+    crew = [launcher(rank, 2, info={"run_dir": path}) for rank, path in enumerate(paths)]
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
     assert sum("--run-dir (a path)" in note for one in crew if one.go for note in one.go.notes) == warned
 
 
 def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_taken_in(launcher: Make) -> None:
-    stray = launcher(1, 2, card={"nonce": "b" * 16, "tries": 1}, timeout=3.0)
-    crew = [launcher(rank, 2, card={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    stray = launcher(1, 2, info={"nonce": "b" * 16, "tries": 1}, timeout=3.0)
+    crew = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
     crew[0].start()
     stray.start()
     stray.join(20)
@@ -98,10 +98,10 @@ def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_tak
 
 def test_another_jobs_node_0_that_finds_this_one_is_told_to_look_elsewhere(launcher: Make, port: int) -> None:
     """Its rank is taken, as node 0's always is; it is no mistake in its configuration all the same."""
-    crew = [launcher(rank, 2, card={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    crew = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
     crew[0].start()
     with Client(port) as stray:
-        answer = stray.introduce(make_card(0, 2, nonce="b" * 16, tries=1), process="stray")
+        answer = stray.introduce(make_info(0, 2, nonce="b" * 16, tries=1), process="stray")
     play(crew[1])
     crew[0].join(20)
     assert answer == wire.Refused(CONFIGURATION, "another job, of node 0 on host0", again=True)
@@ -120,7 +120,7 @@ def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewher
         one.start()
     assert running.wait(20)
     with Client(port) as stray:
-        answer = stray.introduce(make_card(1, 2, nonce="b" * 16, tries=1), process="stray")
+        answer = stray.introduce(make_info(1, 2, nonce="b" * 16, tries=1), process="stray")
     over.set()
     for one in crew:
         one.join(20)
@@ -196,14 +196,14 @@ def test_node_0_says_where_the_service_behind_its_own_name_does_not_resolve(
         return real(LOOPBACK, *words, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    node0 = launcher(0, 2, address="job-0.job.team.svc.cluster.local", timeout=2.0, card={"runtime": "kubernetes"})
+    node0 = launcher(0, 2, address="job-0.job.team.svc.cluster.local", timeout=2.0, info={"runtime": "kubernetes"})
     play(node0)
     assert node0.code == PEER
     assert ("kubectl get service job --namespace team" in node0.log) is not there
 
 
 def test_who_gives_up_asks_whether_processes_were_counted(launcher: Make) -> None:
-    nodes = [launcher(rank, 4, timeout=2.0, card={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
+    nodes = [launcher(rank, 4, timeout=2.0, info={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
     play(*nodes)
     assert [node.code for node in nodes] == [PEER, PEER]
     assert "2 × 2 = 4: set WORLD_SIZE=2." in str(nodes[0].error)
@@ -222,7 +222,7 @@ def test_without_node_0_the_others_end_with_76_and_say_what_usually_causes_it(la
 
 
 def test_an_address_that_does_not_resolve_ends_with_76_and_its_name(launcher: Make) -> None:
-    alone = launcher(1, 2, address="no-such-host.invalid", timeout=4.0, card={"runtime": "kubernetes"})
+    alone = launcher(1, 2, address="no-such-host.invalid", timeout=4.0, info={"runtime": "kubernetes"})
     play(alone)
     assert alone.code == PEER
     assert "MASTER_ADDR=no-such-host.invalid does not resolve" in alone.lines[0]
@@ -330,7 +330,7 @@ def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
 def test_nodes_that_differ_all_get_78_and_the_same_table(
     launcher: Make, change: dict[str, Any], nodes: int, said: str
 ) -> None:
-    crew = [launcher(0, 2), Launcher(make_card(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
+    crew = [launcher(0, 2), Launcher(make_info(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
     play(*crew)
     assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
     assert said in str(crew[0].error)
@@ -343,7 +343,7 @@ def _where(launcher: Make) -> dict[str, Any]:
 
 
 def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) -> None:
-    crew = [launcher(rank, 4, card=card, timeout=3600.0) for rank, card in enumerate(({}, {"arguments": ()}))]
+    crew = [launcher(rank, 4, info=info, timeout=3600.0) for rank, info in enumerate(({}, {"arguments": ()}))]
     play(*crew)
     assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
 
@@ -356,7 +356,7 @@ def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(port) as wrong:
-        assert isinstance(wrong.introduce(make_card(1, 3, arguments=())), wire.Welcome)
+        assert isinstance(wrong.introduce(make_info(1, 3, arguments=())), wire.Welcome)
     time.sleep(later)
     play(crew[1], crew[2])
     crew[0].join(10)
@@ -366,14 +366,14 @@ def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
 @pytest.mark.parametrize("here", [2, 3])
 def test_a_node_with_a_problem_of_its_own_ends_all_that_are_here_in_its_words(launcher: Make, here: int) -> None:
     crew = [launcher(rank, 3) for rank in range(here)]
-    crew[0].card = make_card(0, 3, problem="no snapshot in runs/gpt-1 verifies. " + "x" * 200)
+    crew[0].info = make_info(0, 3, problem="no snapshot in runs/gpt-1 verifies. " + "x" * 200)
     play(*crew)
     assert [one.code for one in crew] == [CONFIGURATION] * here
-    assert {str(one.error) for one in crew} == {f"node 0 (host0): {crew[0].card.problem}"}
+    assert {str(one.error) for one in crew} == {f"node 0 (host0): {crew[0].info.problem}"}
 
 
 def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) -> None:
-    crew = [launcher(rank, 2, card={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
+    crew = [launcher(rank, 2, info={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
     play(*crew)
     for one in crew:
         assert one.go is not None, one.log
@@ -382,7 +382,7 @@ def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) 
 
 
 def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
-    crew = [launcher(rank, 2, card={"driver": f"58{rank}"}) for rank in range(2)]
+    crew = [launcher(rank, 2, info={"driver": f"58{rank}"}) for rank in range(2)]
     play(*crew)
     for one in crew:
         assert one.code == 0
@@ -392,7 +392,7 @@ def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "fields", "said"),
+    ("info", "fields", "said"),
     [
         ({"node_rank": 1}, {}, "RANK=1 is taken by host1"),
         ({"node_rank": 7}, {}, "RANK=7, but WORLD_SIZE=3 allows 0 to 2"),
@@ -402,15 +402,15 @@ def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
     ],
 )
 def test_who_does_not_belong_gets_78_and_the_rendezvous_goes_on(
-    launcher: Make, card: dict[str, Any], fields: dict[str, Any], said: str
+    launcher: Make, info: dict[str, Any], fields: dict[str, Any], said: str
 ) -> None:
     secret = "c0rrect-horse"
-    crew = [launcher(rank, 3, card={"job": "41"}, token=secret) for rank in range(3)]
+    crew = [launcher(rank, 3, info={"job": "41"}, token=secret) for rank in range(3)]
     crew[0].start()
     crew[1].start()
     wait_until(lambda: "waiting for nodes: 2 of 3" in crew[0].log, "the other node")
     where = _where(launcher) | {"token": secret} | fields
-    stranger = Launcher(make_card(**{"node_rank": 2, "nodes": 3, "job": "41", "host": "stranger"} | card), 3, **where)
+    stranger = Launcher(make_info(**{"node_rank": 2, "nodes": 3, "job": "41", "host": "stranger"} | info), 3, **where)
     play(stranger)
     assert stranger.code == CONFIGURATION
     assert said in stranger.log
@@ -427,7 +427,7 @@ def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Mak
     launchers = [launcher(rank, 3) for rank in range(3)]
     launchers[0].start()
     with Client(port) as frozen:
-        assert isinstance(frozen.introduce(make_card(1, 3), frozen=True), wire.Welcome)
+        assert isinstance(frozen.introduce(make_info(1, 3), frozen=True), wire.Welcome)
 
         def answer() -> None:
             while message := frozen.receive():
@@ -447,7 +447,7 @@ def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make,
     crew = [launcher(rank, 2) for rank in range(2)]
     crew[0].start()
     with Client(port) as second:
-        refused = second.introduce(make_card(0, 2, host="elsewhere"))
+        refused = second.introduce(make_info(0, 2, host="elsewhere"))
         assert isinstance(refused, wire.Refused)
         assert "RANK=0 is taken by host0" in refused.reason
     play(crew[1])
@@ -460,8 +460,8 @@ def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Mak
     node0 = launcher(0, 3, stopped=stop.is_set)
     node0.start()
     with Client(port) as first, Client(port) as again:
-        assert isinstance(first.introduce(make_card(1, 3), process="same"), wire.Welcome)
-        assert isinstance(again.introduce(make_card(1, 3), process="same"), wire.Welcome)
+        assert isinstance(first.introduce(make_info(1, 3), process="same"), wire.Welcome)
+        assert isinstance(again.introduce(make_info(1, 3), process="same"), wire.Welcome)
         with pytest.raises(AssertionError, match="closed the connection"):
             first.wait_for(wire.Start)
         assert node0.is_alive()
@@ -470,11 +470,11 @@ def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Mak
     node0.join(10)
 
 
-def test_a_seat_whose_holder_is_frozen_goes_to_the_newcomer(launcher: Make, port: int) -> None:
+def test_the_rank_of_a_frozen_member_goes_to_the_newcomer(launcher: Make, port: int) -> None:
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(port) as frozen:
-        assert isinstance(frozen.introduce(make_card(1, 3), process="frozen"), wire.Welcome)
+        assert isinstance(frozen.introduce(make_info(1, 3), process="frozen"), wire.Welcome)
         play(crew[1], crew[2])
     crew[0].join(10)
     assert [one.code for one in crew] == [0, 0, 0]
@@ -517,7 +517,7 @@ def test_a_node_that_leaves_while_waiting_is_missing_again(launcher: Make, port:
     node0 = launcher(0, 2, timeout=4.0)
     node0.start()
     with Client(port) as brief:
-        assert isinstance(brief.introduce(make_card(1, 2)), wire.Welcome)
+        assert isinstance(brief.introduce(make_info(1, 2)), wire.Welcome)
         # A hello is not enough: node 1 never answers the probe.
         assert isinstance(brief.wait_for(wire.Probe), wire.Probe)
     node0.join(10)
@@ -555,7 +555,7 @@ def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
 
     monkeypatch.setattr(Ring, "_visit", blocked)
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
-    crew = [launcher(rank, 2, card={"runtime": runtime}) for rank in range(2)]
+    crew = [launcher(rank, 2, info={"runtime": runtime}) for rank in range(2)]
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
     assert "cannot connect to node" in crew[1].log
@@ -569,10 +569,10 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     quick = runtimes.KUBERNETES._replace(opening=0.0)
     monkeypatch.setattr(runtimes, "RUNTIMES", {**runtimes.RUNTIMES, quick.name: quick})
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
-    node0 = launcher(0, 2, card={"runtime": runtime})
+    node0 = launcher(0, 2, info={"runtime": runtime})
     node0.start()
     with Client(port) as behind_nat:
-        behind_nat.introduce(make_card(1, 2))  # its ring port is 1, where nothing listens
+        behind_nat.introduce(make_info(1, 2))  # its ring port is 1, where nothing listens
         for _ in range(2):  # once may be a network that was away for a moment
             probe = behind_nat.wait_for(wire.Probe)
             behind_nat.send(wire.Probed(probe.round, "", True))
@@ -587,7 +587,7 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
 
 
 def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
-    crew = [launcher(rank, 2, card={"run": "../../etc"}) for rank in range(2)]
+    crew = [launcher(rank, 2, info={"run": "../../etc"}) for rank in range(2)]
     play(*crew)
     assert crew[1].code == CONFIGURATION
     assert "cannot be a folder" in str(crew[1].error)
@@ -598,10 +598,10 @@ def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
     looked = threading.Barrier(2, timeout=PATIENCE)  # before anybody reports, which is news
 
     def run(one: Launcher) -> None:
-        rank = one.card.node_rank
+        rank = one.info.node_rank
         with one.open() as rendezvous:
             for attempt in (1, 2, 3):
-                go = rendezvous.join(make_card(rank, 2, attempt=attempt - 1))
+                go = rendezvous.join(make_info(rank, 2, attempt=attempt - 1))
                 assert go is not None
                 assert (go.attempt, rendezvous.news) == (attempt, None)
                 looked.wait()

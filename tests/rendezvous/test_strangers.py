@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from stage import LOOPBACK, Client, Launcher, make_card, play
+from stage import LOOPBACK, Client, Launcher, make_info, play
 from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
@@ -18,7 +18,7 @@ from slipway.launch.rendezvous import server
 from slipway.launch.rendezvous.codec import LINE_BYTES, encode
 
 Make = Callable[..., Launcher]
-HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_card(1, 2)))
+HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_info(1, 2)))
 
 
 @contextmanager
@@ -79,9 +79,9 @@ def test_half_a_message_is_answered_too(launcher: Make) -> None:
         assert refused.reason.startswith("the connection ended in the middle of a message")
 
 
-def test_a_launcher_that_turns_to_garbage_loses_its_seat_but_not_the_rendezvous(launcher: Make) -> None:
+def test_a_launcher_that_sends_garbage_is_removed_and_the_rendezvous_goes_on(launcher: Make) -> None:
     with waiting_node_0(launcher) as node0, Client(node0.port) as turncoat:
-        assert isinstance(turncoat.introduce(make_card(1, 2)), wire.Welcome)
+        assert isinstance(turncoat.introduce(make_info(1, 2)), wire.Welcome)
         turncoat.socket.sendall(b"\0" * 100 + b"\n")
         assert turncoat.wait_for(wire.Refused).reason.startswith("not a line of JSON")
 
@@ -156,7 +156,7 @@ def test_thousands_of_open_strangers_hold_a_bounded_number_of_places(launcher: M
         ]
         wait_until(lambda: sum(map(_is_closed, strangers)) >= 600 - 2 - 256, "the end of the oldest")
         with Client(node0.port) as member:
-            assert isinstance(member.introduce(make_card(1, 2)), wire.Welcome)
+            assert isinstance(member.introduce(make_info(1, 2)), wire.Welcome)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -175,7 +175,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: int) -> None:
     with waiting_node_0(launcher) as node0, Client(node0.port) as insider:
-        insider.introduce(make_card(1, 2))
+        insider.introduce(make_info(1, 2))
         probe = insider.wait_for(wire.Probe)
         for line in (encode(wire.Knock("wrong")), b"x" * 99_999, b"", encode(wire.Ping())):
             with Client(probe.port) as visitor:
@@ -193,7 +193,7 @@ def test_a_launcher_that_reads_nothing_does_not_hold_up_the_others(launcher: Mak
     crew = [launcher(rank, 3) for rank in range(3)]
     crew[0].start()
     with Client(crew[0].port) as deaf:
-        deaf.introduce(make_card(2, 3))
+        deaf.introduce(make_info(2, 3))
         crew[1].start()
         idle.wait(0.5)
     play(crew[2])

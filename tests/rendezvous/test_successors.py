@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from stage import Launcher, make_card, make_outcome
+from stage import Launcher, make_info, make_outcome
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.rendezvous.messages import Go
@@ -32,20 +32,20 @@ class Job:
         for rank in ranks:
             self.rendezvous.pop(rank).__exit__()
 
-    def join(self, cards: dict[int, dict[str, Any]]) -> dict[int, Go]:
-        """Let the launchers of these ranks join, with changes to their cards; what each was told."""
+    def join(self, infos: dict[int, dict[str, Any]]) -> dict[int, Go]:
+        """Let the launchers of these ranks join, with changes to their node infos; what each was told."""
         gos: dict[int, Go] = {}
 
         def run(rank: int) -> None:
-            if go := self.rendezvous[rank].join(make_card(rank, 2, **cards[rank])):
+            if go := self.rendezvous[rank].join(make_info(rank, 2, **infos[rank])):
                 gos[rank] = go
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in cards]
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in infos]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert gos.keys() == cards.keys(), self.lines
+        assert gos.keys() == infos.keys(), self.lines
         return gos
 
 
@@ -86,8 +86,8 @@ def test_a_spare_node_leads_in_the_place_of_node_0_and_a_new_node_0_becomes_a_sp
 
 def test_a_new_node_0_that_starts_at_once_is_in_the_same_attempt_as_the_others(job: Job) -> None:
     """Whether they find it or its successor first."""
-    cards = lose_node_0(job)
+    infos = lose_node_0(job)
     job.open(0)
-    gos = job.join({0: {"run": "linear-of-later"}, **cards})
+    gos = job.join({0: {"run": "linear-of-later"}, **infos})
     assert len({(go.attempt, go.run, go.leader) for go in gos.values()}) == 1, job.lines
     assert sorted(go.group_rank for go in gos.values()) == [-1, 0, 1]

@@ -18,7 +18,7 @@ from virtual_network import Listener, NetworkLoop, VirtualNetwork
 from virtual_time import HERE, Process
 
 from slipway.launch.rendezvous.client import Client
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG
@@ -100,10 +100,10 @@ class Cost:
 
 
 class Crowd:
-    """A job with one launcher for each of these cards, from their start to the verdict."""
+    """A job with one launcher for each of these infos, from their start to the verdict."""
 
-    def __init__(self, cards: list[Card], folder: Path, meter: Meter, message_seconds: float = 0.0) -> None:
-        self._cards, self._folder, self._nodes = cards, folder, len(cards)
+    def __init__(self, infos: list[NodeInfo], folder: Path, meter: Meter, message_seconds: float = 0.0) -> None:
+        self._infos, self._folder, self._nodes = infos, folder, len(infos)
         self._loop = ChargingLoop(meter)
         self._network = self._loop.network = CrowdedNetwork(self._loop, message_seconds)
         self._processes = [
@@ -134,8 +134,8 @@ class Crowd:
         await asyncio.sleep(1)
 
         self._begin()
-        joins = [client.join(self._cards[rank]) for rank, client in enumerate(clients, 1)]
-        await asyncio.gather(*map(self._start, range(self._nodes), [master._join(self._cards[0]), *joins]))
+        joins = [client.join(self._infos[rank]) for rank, client in enumerate(clients, 1)]
+        await asyncio.gather(*map(self._start, range(self._nodes), [master._join(self._infos[0]), *joins]))
         self._end("agreement")
 
         await asyncio.sleep(TRAINING)
@@ -172,7 +172,7 @@ class Crowd:
 
     def _report(self, rank: int, client: Client, clock: Clock) -> asyncio.Task[Any]:
         """The workers of a node ended, since their peers are gone."""
-        return self._start(rank, client.report(Outcome(rank, self._cards[rank].host, Word.PEER, clock.time())))
+        return self._start(rank, client.report(Outcome(rank, self._infos[rank].host, Word.PEER, clock.time())))
 
     def _start(self, rank: int, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in a launcher's process."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.launch.hangs.hang import Hang
-from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.messages import Go, NodeInfo
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.run import Run
 from slipway.launch.run_directory.run_lock import TOUCH
@@ -93,7 +93,7 @@ class Rules:
         """A launcher reached its neighbour's ring listener."""
         self._visits.add((visitor, neighbour))
 
-    def goes(self, launcher: Launcher, card: Card, go: Go) -> None:
+    def goes(self, launcher: Launcher, info: NodeInfo, go: Go) -> None:
         """A launcher was told to start an attempt."""
         known, key = self._known[launcher], (go.nonce, go.attempt)
         attempt = self.attempts.setdefault(
@@ -122,19 +122,19 @@ class Rules:
             self.fail(f"place {go.group_rank} of attempt {go.attempt} is taken twice")
         if any(other.rank == launcher.rank for other in attempt.places.values()):
             self.fail(f"two launchers of node {launcher.rank} are in attempt {go.attempt}")
-        self._grows(launcher, known, card, attempt)
+        self._grows(launcher, known, info, attempt)
         attempt.places[go.group_rank] = launcher
         self._meet(attempt)
         known.nonce, known.run, known.attempt, known.news = go.nonce, go.run, attempt, None
 
-    def _grows(self, launcher: Launcher, known: Known, card: Card, attempt: Attempt) -> None:
+    def _grows(self, launcher: Launcher, known: Known, info: NodeInfo, attempt: Attempt) -> None:
         """The number of an attempt is higher than any that its launchers and their disks have seen."""
         for before in (known.attempt, self._newest.get(launcher.disk / attempt.run)):
             if before and before is not attempt and before.number >= attempt.number:
                 self.fail(f"attempt {attempt.number} follows attempt {before.number} on {launcher.process.name}")
-        if attempt.number <= card.attempt:
+        if attempt.number <= info.attempt:
             self.fail(
-                f"attempt {attempt.number} follows attempt {card.attempt}, which {launcher.process.name} knows of"
+                f"attempt {attempt.number} follows attempt {info.attempt}, which {launcher.process.name} knows of"
             )
 
     def _meet(self, attempt: Attempt) -> None:

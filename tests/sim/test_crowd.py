@@ -9,14 +9,14 @@ from types import FrameType
 import pytest
 from crowd import Cost, Crowd
 
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.messages import NodeInfo
 
 FEW, MANY = 40, 160
 
 
-def make_card(rank: int, tries: int) -> Card:
+def make_info(rank: int, tries: int) -> NodeInfo:
     """A launcher of a job that made so many attempts."""
-    return Card(
+    return NodeInfo(
         rank,
         str(MANY),
         f"gpu{rank}",
@@ -52,7 +52,7 @@ def costs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Of a job with few nodes, and of one with many."""
     folder = tmp_path_factory.mktemp("crowd")
     return [
-        Crowd([make_card(rank, request.param) for rank in range(nodes)], folder, count_calls).live()
+        Crowd([make_info(rank, request.param) for rank in range(nodes)], folder, count_calls).live()
         for nodes in (FEW, MANY)
     ]
 

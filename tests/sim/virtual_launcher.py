@@ -27,7 +27,7 @@ from slipway.launch.interruptions.metadata import SERVICES
 from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import JobParts, make_attempts
 from slipway.launch.node import enter
-from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.messages import Go, NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
@@ -440,7 +440,7 @@ class SimulatedRendezvous(Rendezvous):
     @property
     def leads(self) -> bool:
         """Whether this launcher leads the others, or is about to."""
-        return self._client.leads or self._server.state.roster is not None
+        return self._client.leads or self._server.state.membership is not None
 
     def __enter__(self) -> Self:
         """Listen as the product does, and serve."""
@@ -457,11 +457,11 @@ class SimulatedRendezvous(Rendezvous):
             self._closing.set()
             self._launcher.program.block(self._serving)
 
-    def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> Go | None:
         """As the product's; the rules see what was agreed on."""
-        go = super().join(card, stopped)
+        go = super().join(info, stopped)
         if go:
-            self._launcher.world.rules.goes(self._launcher, card, go)
+            self._launcher.world.rules.goes(self._launcher, info, go)
         return go
 
     def report(self, outcome: Outcome, rule: Any, *arguments: Any, **more: Any) -> Ending:

@@ -1,15 +1,15 @@
-"""Who takes part in a job, made up: a launcher's card, and how the run ended on a node."""
+"""Who takes part in a job, made up: a launcher's info, and how the run ended on a node."""
 
 import time
 from typing import Any
 
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome
 
 
-def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
-    """A plausible launcher's card."""
+def make_info(node_rank: int, nodes: int | str, **changes: Any) -> NodeInfo:
+    """A plausible launcher's info."""
     fields: dict[str, Any] = {
         "node_rank": node_rank,
         "nodes": str(nodes),
@@ -22,7 +22,7 @@ def make_card(node_rank: int, nodes: int | str, **changes: Any) -> Card:
         "torch": "2.10.0+cu128",
         "run": f"linear-of-{node_rank}",
     }
-    return Card(**fields | changes)
+    return NodeInfo(**fields | changes)
 
 
 def make_outcome(node_rank: int, word: str = "finished", **changes: Any) -> Outcome:

@@ -1,16 +1,16 @@
-"""Cards -> differences -> table."""
+"""Node infos -> differences -> table."""
 
 from typing import Any
 
 import pytest
-from participants import make_card
+from participants import make_info
 
-from slipway.launch.rendezvous.roster import ROWS, draw_table, find_differences, fits
+from slipway.launch.rendezvous.membership import ROWS, draw_table, find_differences, fits
 
 
 def compare(*changes: dict[str, Any], offsets: dict[int, float] | None = None, allow_uneven: bool = False) -> Any:
-    cards = {rank: make_card(rank, **{"nodes": len(changes)} | change) for rank, change in enumerate(changes)}
-    return find_differences(cards, offsets or {}, allow_uneven)
+    infos = {rank: make_info(rank, **{"nodes": len(changes)} | change) for rank, change in enumerate(changes)}
+    return find_differences(infos, offsets or {}, allow_uneven)
 
 
 def test_nodes_that_fit_have_no_differences() -> None:
@@ -61,8 +61,8 @@ def test_run_directories_differ_by_name_and_by_the_last_part_of_a_path(
 ) -> None:
     found = compare(*({"run_dir": directory} for directory in directories))
     assert tuple((difference.name, difference.must) for difference in found) == differs
-    cards = [make_card(rank, 2, run_dir=directory) for rank, directory in enumerate(directories)]
-    fit = all(fits(card, other, allow_uneven=False) for card in cards for other in cards)
+    infos = [make_info(rank, 2, run_dir=directory) for rank, directory in enumerate(directories)]
+    fit = all(fits(info, other, allow_uneven=False) for info in infos for other in infos)
     assert fit is not any(must for _, must in differs)
 
 
@@ -118,13 +118,13 @@ def test_a_thousand_ways_to_differ_stay_one_page() -> None:
     ],
 )
 def test_a_node_fits_where_all_that_must_agree_does(change: dict[str, Any], agree: bool) -> None:
-    assert fits(make_card(1, 2, **change), make_card(0, 2), allow_uneven=False) is agree
+    assert fits(make_info(1, 2, **change), make_info(0, 2), allow_uneven=False) is agree
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_node_with_another_number_of_processes_fits_where_that_is_allowed(allowed: bool) -> None:
-    assert fits(make_card(1, 2, processes=4), make_card(0, 2), allow_uneven=allowed) is allowed
-    assert not fits(make_card(1, 2, processes=4, backend="nccl"), make_card(0, 2), allow_uneven=allowed)
+    assert fits(make_info(1, 2, processes=4), make_info(0, 2), allow_uneven=allowed) is allowed
+    assert not fits(make_info(1, 2, processes=4, backend="nccl"), make_info(0, 2), allow_uneven=allowed)
 
 
 @pytest.mark.parametrize(

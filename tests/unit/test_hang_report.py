@@ -88,14 +88,14 @@ def test_a_hang_that_ends_a_job_is_its_reason_whatever_others_made_of_being_ende
 
 def make_server(nodes: int = 2, processes: int = 1) -> Server:
     server = Server(cast(Any, SimpleNamespace()))
-    roster = cast(Any, SimpleNamespace(ranks=tuple(range(nodes))))
-    server.state = State(roster, running=True, processes=processes, places={rank: rank for rank in range(nodes)})
+    membership = cast(Any, SimpleNamespace(ranks=tuple(range(nodes))))
+    server.state = State(membership, running=True, processes=processes, places={rank: rank for rank in range(nodes)})
     return server
 
 
 def tell(server: Server, node_rank: int, message: object) -> None:
-    seat = SimpleNamespace(card=SimpleNamespace(node_rank=node_rank, host="h"), offset=0.0)
-    server._hear(message, cast(Any, seat))
+    member = SimpleNamespace(info=SimpleNamespace(node_rank=node_rank, host="h"), offset=0.0)
+    server._hear(message, cast(Any, member))
 
 
 def stands(*ranks: int) -> list[Stands]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from participants import make_card
+from participants import make_info
 from stand_ins import make_devices, make_host, make_sources, resolve
 
 from slipway.check import nodes as meeting
@@ -122,7 +122,7 @@ def test_the_quick_check_looks_at_everything(tmp_path: Path) -> None:
 
 def peer(rank: int, *rows: Finding, offset: float = 0.0, **more: Any) -> Peer:
     """A launcher among two, with its findings."""
-    return Peer(make_card(rank, 2, gpus=("NVIDIA H100",), findings=rows, **{"driver": "550", **more}), offset)
+    return Peer(make_info(rank, 2, gpus=("NVIDIA H100",), findings=rows, **{"driver": "550", **more}), offset)
 
 
 EXCHANGE = {"text": "9 GB/s, 4 processes, nccl", "links": ["1 GB/s", "2 GB/s"], "slow": None}
@@ -175,22 +175,22 @@ def test_findings_stay_where_the_exchange_failed() -> None:
 
 def test_texts_of_other_nodes_are_made_safe_to_print_and_impossible_levels_are_none() -> None:
     line = encode(peer(1, ok("a\033[2J", "b\a"), host="\033c"))
-    card = decode(line).card
-    assert card.host == "\ufffdc"
-    assert (card.findings[0].what, card.findings[0].found) == ("a", "b\ufffd")
+    info = decode(line).info
+    assert info.host == "\ufffdc"
+    assert (info.findings[0].what, info.findings[0].found) == ("a", "b\ufffd")
     for wrong in (line.replace(b'"level":"ok"', b'"level":"fine"'), line.replace(b'"code":0}', b'"code":99}')):
         assert wrong != line
         with pytest.raises(MalformedError, match="impossible level or code"):
             decode(wrong)
 
 
-def test_a_card_has_room_for_all_errors_however_many_findings_there_are() -> None:
+def test_a_node_info_has_room_for_all_errors_however_many_findings_there_are() -> None:
     rows = (*[ok(f"disk {number}", "f" * 300) for number in range(100)], sick("GPU 7", "lost " * 1000))
-    card = peer(0, *rows).card
-    assert len(encode(card)) < LINE_BYTES / 2
-    assert (card.findings[-1].what, card.findings[-1].code) == ("GPU 7", UNHEALTHY)
-    assert 20 < len(card.findings) < 60
-    assert [row.what for row in card.findings[:-1]] == [f"disk {number}" for number in range(len(card.findings) - 1)]
+    info = peer(0, *rows).info
+    assert len(encode(info)) < LINE_BYTES / 2
+    assert (info.findings[-1].what, info.findings[-1].code) == ("GPU 7", UNHEALTHY)
+    assert 20 < len(info.findings) < 60
+    assert [row.what for row in info.findings[:-1]] == [f"disk {number}" for number in range(len(info.findings) - 1)]
 
 
 # -- the job in which they meet

@@ -16,7 +16,7 @@ RECORDS = {"schedulers.py", "clouds.py"}
 LAUNCHERS = ("launch", "cli", "check", "inspect", "render")
 ROOT = PACKAGE.parents[1]
 # Words of our own for what the field has a word for.
-WORDS = {"muster": "rendezvous"}
+WORDS = {"muster": "rendezvous", "roster": "membership"}
 # Words that a user does not read: no page, help text or message has them.
 UNREAD = {
     "anew": "again",
@@ -32,7 +32,6 @@ UNREAD = {
     "outvote": "overrule",
     "passed over": "skipped",
     "rehears": "test, simulate",
-    "roster": "membership",
     "rung": "step",
     "sick": "unhealthy",
     "stand behind": "follow",

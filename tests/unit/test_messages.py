@@ -7,13 +7,13 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from participants import make_card, make_outcome
+from participants import make_info, make_outcome
 
 from slipway.check.finding import sick
 from slipway.launch.hangs.standing import Call, Frame, Group, Standing
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import LINE_BYTES, OtherProtocolError, decode, encode
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import KINDS, Ledger, Waited
 from slipway.launch.verdict.restarts import Ending
@@ -21,14 +21,14 @@ from slipway.launch.verdict.verdict import judge
 from slipway.protocol.causes import Sign
 from slipway.protocol.decoding import MalformedError
 
-HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_card(1, 4, gpus=("H200", "H200"), snapshot=7))
+HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_info(1, 4, gpus=("H200", "H200"), snapshot=7))
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
 EXAMPLES = (
     wire.Greeting("c0ffee"),
     HELLO,
     wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),
-    wire.Led("proof", make_card(2, 2, nonce="a1"), "10.0.0.3", 4242),
+    wire.Led("proof", make_info(2, 2, nonce="a1"), "10.0.0.3", 4242),
     wire.Waiting("waiting for nodes"),
     wire.Probe(1, 2, None, 4242, "key", "file", 3),
     wire.Probed(1, "", True),
@@ -36,7 +36,7 @@ EXAMPLES = (
     wire.Here(3),
     wire.Start(3, "run", 3, 2, 8, 29501, False, False, 2, 1, 60, BOOKED, 40, ("a note",)),
     wire.Successor(2, "host2", None, 4242, first=True),
-    wire.Peer(make_card(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
+    wire.Peer(make_info(1, 4, findings=(sick("GPU 0", "lost"),)), -1.5),
     wire.End(76, ("line",)),
     wire.Report(make_outcome(1, "failed", rank=3, evidence="ValueError: é×✓")),
     wire.Report(
@@ -145,9 +145,9 @@ def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("argument", ["two\nlines", "a\ttab", "\x1b[1mbold", "caf\udce9.txt", "plain"])
-def test_a_card_is_the_same_on_both_sides(argument: str) -> None:
-    card = make_card(1, 4, arguments=("--prompt", argument))
-    assert decode(encode(wire.Peer(card, 0.0))).card == card
+def test_a_node_info_is_the_same_on_both_sides(argument: str) -> None:
+    info = make_info(1, 4, arguments=("--prompt", argument))
+    assert decode(encode(wire.Peer(info, 0.0))).info == info
 
 
 def test_a_message_above_the_limit_is_never_sent() -> None:
@@ -155,10 +155,10 @@ def test_a_message_above_the_limit_is_never_sent() -> None:
         encode(wire.Waiting("x" * LINE_BYTES))
 
 
-def test_a_card_with_endless_arguments_still_fits_and_still_tells_them_apart() -> None:
-    cards = [make_card(0, 2, arguments=("x" * 100_000, tail), gpus=("g" * 9_999,) * 999) for tail in "ab"]
-    assert all(len(encode(wire.Hello("p", "p", 0.0, 1, "k", card))) < LINE_BYTES for card in cards)
-    assert cards[0].arguments != cards[1].arguments
+def test_a_node_info_with_endless_arguments_still_fits_and_still_tells_them_apart() -> None:
+    infos = [make_info(0, 2, arguments=("x" * 100_000, tail), gpus=("g" * 9_999,) * 999) for tail in "ab"]
+    assert all(len(encode(wire.Hello("p", "p", 0.0, 1, "k", info))) < LINE_BYTES for info in infos)
+    assert infos[0].arguments != infos[1].arguments
 
 
 def test_unknown_fields_of_a_known_message_are_ignored() -> None:
@@ -171,7 +171,7 @@ def test_a_launcher_that_imports_the_rendezvous_has_not_paid_for_asyncio() -> No
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_card_needs_nothing_but_what_every_launcher_knows() -> None:
-    card = make_card(0, 1)
-    assert isinstance(card, Card)
-    assert (card.driver, card.snapshot, card.attempt) == (None, None, 0)
+def test_a_node_info_needs_nothing_but_what_every_launcher_knows() -> None:
+    info = make_info(0, 1)
+    assert isinstance(info, NodeInfo)
+    assert (info.driver, info.snapshot, info.attempt) == (None, None, 0)

@@ -21,7 +21,7 @@ from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
-from slipway.launch.several_nodes import SeveralNodes, agree, make_card, may_count_processes, runs_folder
+from slipway.launch.several_nodes import SeveralNodes, agree, make_info, may_count_processes, runs_folder
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Course, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
@@ -169,7 +169,7 @@ def test_what_an_attempt_resumes_from(tmp_path: Path, resume: str, tries: int, s
 
 def test_fewer_nodes_than_before_get_ranks_without_gaps(tmp_path: Path) -> None:
     job = job_of("2:4", RANK="3")
-    assert make_card(job, Node(Run(tmp_path, "none", 1))).nodes == "2:4"
+    assert make_info(job, Node(Run(tmp_path, "none", 1))).nodes == "2:4"
     ours, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), dataclasses.replace(GO, nodes=3, group_rank=2))
     assert "--nnodes=3" in ours.plan.argv
     assert "--node-rank=2" in ours.plan.argv
@@ -232,8 +232,8 @@ def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
     go = dataclasses.replace(GO, tries=2, failures=1, reached=40)
     _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1), reached=7), go)
     assert (node.missed, node.failures, node.reached) == (2, 1, 40)
-    card = make_card(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
-    assert (card.tries, card.failures, card.reached, card.attempt) == (3, 1, 40, 3)
+    info = make_info(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
+    assert (info.tries, info.failures, info.reached, info.attempt) == (3, 1, 40, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 the reports of all nodes.
 
 It is a job like any other (workload `check` in catalog.py) in a folder of temporary files. Each launcher sends its node's
-findings with its card; its workers write what the all-reduce showed into the run directory.
+findings with its info; its workers write what the all-reduce showed into the run directory.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
 from slipway.launch.job import make_attempts
 from slipway.launch.node import enter
+from slipway.launch.rendezvous.membership import draw_table, find_differences
 from slipway.launch.rendezvous.messages import Finding, Peer
-from slipway.launch.rendezvous.roster import draw_table, find_differences
 from slipway.launch.resolve.catalog import CHECK
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
@@ -149,10 +149,10 @@ def assemble(
     processes did not get that far.
     """
     reports = []
-    for index, peer in enumerate(sorted(peers, key=lambda peer: peer.card.node_rank)):
+    for index, peer in enumerate(sorted(peers, key=lambda peer: peer.info.node_rank)):
         rows = [judge_exchange(exchange, index)] if exchange else []
-        if peer.card.node_rank != own.node_rank:
-            reports.append(NodeReport(peer.card.node_rank, peer.card.host, (*peer.card.findings, *rows)))
+        if peer.info.node_rank != own.node_rank:
+            reports.append(NodeReport(peer.info.node_rank, peer.info.host, (*peer.info.findings, *rows)))
         else:
             own = dataclasses.replace(own, findings=(*own.findings, *compare_nodes(peers), *rows))
     if trouble:
@@ -176,9 +176,9 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
 def compare_nodes(peers: Sequence[Peer]) -> Iterator[Finding]:
     """That all are here and fit together, which the rendezvous saw to, and in what they should be alike but are not."""
     yield ok(OTHERS, f"all {len(peers)} are here, run the same versions, and each reaches its neighbour")
-    cards = {peer.card.node_rank: peer.card for peer in peers}
-    offsets = {peer.card.node_rank: peer.offset for peer in peers}
-    differences = find_differences(cards, offsets, allow_uneven=True)
+    infos = {peer.info.node_rank: peer.info for peer in peers}
+    offsets = {peer.info.node_rank: peer.offset for peer in peers}
+    differences = find_differences(infos, offsets, allow_uneven=True)
     if differences:
-        table = draw_table(differences, {rank: card.host for rank, card in cards.items()})
+        table = draw_table(differences, {rank: info.host for rank, info in infos.items()})
         yield warning("differences", "\n".join(("the nodes differ:", *table)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from slipway.inspect.logs import PARENTS, Line
-from slipway.launch.rendezvous.roster import CLOCK_SECONDS
+from slipway.launch.rendezvous.membership import CLOCK_SECONDS
 from slipway.protocol.printable import rank_ranges
 
 NEAR = CLOCK_SECONDS  # s between two that count as the same line: ranks are not in step to the millisecond, nor clocks

@@ -14,7 +14,7 @@ from slipway.launch.attempt.terminal import say
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node
-from slipway.launch.rendezvous.messages import Card, Finding, Go, Peer
+from slipway.launch.rendezvous.messages import Finding, Go, NodeInfo, Peer
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
@@ -90,8 +90,8 @@ class SeveralNodes:
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
-        card = dataclasses.replace(make_card(job, node), nonce=self._nonce, findings=self._findings)
-        go = self._rendezvous.join(card, stopped)
+        info = dataclasses.replace(make_info(job, node), nonce=self._nonce, findings=self._findings)
+        go = self._rendezvous.join(info, stopped)
         if go is None:
             return None
         self._nonce = go.nonce
@@ -177,10 +177,10 @@ def may_count_processes(topology: Topology) -> bool:
     return topology.scheduler == "none" and topology.values["WORLD_SIZE"].claim.is_called("WORLD_SIZE")
 
 
-def make_card(job: Job, node: Node) -> Card:
+def make_info(job: Job, node: Node) -> NodeInfo:
     """What this launcher says of itself to the others; `job` is as it was before an attempt with fewer nodes."""
     topology, run = job.plan.topology, node.run
-    return Card(
+    return NodeInfo(
         node_rank=topology.node_rank,
         nodes=topology.size,
         host=socket.gethostname(),

@@ -26,7 +26,7 @@ from slipway.launch.rendezvous.connection_errors import (
     explain_connection,
 )
 from slipway.launch.rendezvous.link import Link, connect, send_all
-from slipway.launch.rendezvous.messages import SUCCESSORS, Card, Go
+from slipway.launch.rendezvous.messages import SUCCESSORS, Go, NodeInfo
 from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.rendezvous.terms import Endpoint, Terms
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
@@ -45,7 +45,7 @@ QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failu
 MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
 RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again before a spare node is asked to lead
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
-FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the seat of so silent a launcher to another one
+FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of so silent a launcher to another one
 STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
@@ -87,35 +87,35 @@ class Client:
         self._telling: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Ending | Outcome]
 
-    async def join(self, card: Card) -> Go:
+    async def join(self, info: NodeInfo) -> Go:
         """Take part in one rendezvous until go. LaunchError where it fails."""
         await self.leave()
         self._complaints, self.peers = Complaints(), []
         self._began = self._patient = asyncio.get_running_loop().time()
         self._pause = PAUSES[0]
-        async with Ring(card.node_rank, self._terms) as ring:
+        async with Ring(info.node_rank, self._terms) as ring:
             while True:
                 try:
-                    endpoint, link, welcome = await self._find(card, ring)
-                    return await self._attend(endpoint, link, welcome, card, ring)
+                    endpoint, link, welcome = await self._find(info, ring)
+                    return await self._attend(endpoint, link, welcome, info, ring)
                 except (OSError, MalformedError) as error:
-                    await self._bear(error, card)
+                    await self._bear(error, info)
 
-    async def _find(self, card: Card, ring: Ring) -> Found:
+    async def _find(self, info: NodeInfo, ring: Ring) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
         successors = [Endpoint(one.address or "", one.port) for one in self._successors]
         endpoints = [
             endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._terms.endpoint
         ]
         if not endpoints:
-            return await self._seek(card, ring, endpoints)
+            return await self._seek(info, ring, endpoints)
         # The launcher that led last comes first, and is asked alone for a while unless it is lost.
         moved = self.endpoint != self._terms.endpoint
         asked = [
-            self._ask(endpoint, card, ring, NEXT_SECONDS * (number - (moved and self._lost)))
+            self._ask(endpoint, info, ring, NEXT_SECONDS * (number - (moved and self._lost)))
             for number, endpoint in enumerate(endpoints)
         ]
-        searches = [self._seek(card, ring, endpoints), *asked]
+        searches = [self._seek(info, ring, endpoints), *asked]
         tasks = [asyncio.create_task(search) for search in searches]
         found: Found | None = None
         try:
@@ -130,17 +130,17 @@ class Client:
                 if task.done() and not task.cancelled() and not task.exception() and task.result() is not found:
                     task.result()[1].cut()
 
-    async def _seek(self, card: Card, ring: Ring, endpoints: Sequence[Endpoint]) -> Found:
+    async def _seek(self, info: NodeInfo, ring: Ring, endpoints: Sequence[Endpoint]) -> Found:
         """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
         while True:
             try:
-                return await self._introduce(self._terms.endpoint, card, ring)
+                return await self._introduce(self._terms.endpoint, info, ring)
             except (OSError, MalformedError) as error:
                 if isinstance(error, MovedError) and self.endpoint not in endpoints:
                     raise
-                await self._bear(error, card)
+                await self._bear(error, info)
 
-    async def _ask(self, endpoint: Endpoint, card: Card, ring: Ring, pause: float) -> Found:
+    async def _ask(self, endpoint: Endpoint, info: NodeInfo, ring: Ring, pause: float) -> Found:
         """Be welcomed at another place: by the launcher that led last or, once node 0 cannot be reached or that one is lost, by
         one that leads in its place.
         """
@@ -151,19 +151,19 @@ class Client:
             await asyncio.sleep(pause)
         while True:
             try:
-                return await self._introduce(endpoint, card, ring)
+                return await self._introduce(endpoint, info, ring)
             except TryLaterError:
                 self._patient = asyncio.get_running_loop().time()
             except (OSError, MalformedError):
                 pass  # it is of no interest, as long as node 0 is looked for
             await asyncio.sleep(PAUSES[1] * self._terms.random.uniform(0.1, 1))
 
-    async def _bear(self, error: Exception, card: Card) -> None:
+    async def _bear(self, error: Exception, info: NodeInfo) -> None:
         """Say what keeps this launcher from node 0, and wait until it may try again."""
         now = asyncio.get_running_loop().time()
         waited = now - self._began
         if isinstance(error, TryLaterError):
-            self._patient = now  # the job lives and has no seat yet: nobody is missing
+            self._patient = now  # the job lives and this launcher has no part in it yet: nobody is missing
         kind, words = connection_failure(error)
         self._turn += kind in ASTRAY
         if kind in LOST and not self._astray.is_set():
@@ -175,7 +175,7 @@ class Client:
                     f"{terms.nodes} of {terms.launchers} launchers ask it to"
                     f"{'' if self._thawed is None else ', without this one: it was frozen, and may have been replaced'}"
                 )
-        self._complain(kind, words, card, waited)
+        self._complain(kind, words, info, waited)
         await asyncio.sleep(self._pause * self._terms.random.uniform(1, 4 / 3))
         soon = waited < QUICK_SECONDS or self._patient > self._began  # an elastic job's window may be short
         self._pause = min(self._pause * 1.5, PAUSES[1] if soon else PAUSES[2])
@@ -195,19 +195,19 @@ class Client:
                 self._thawed = loop.time()
 
     def _hear(self, welcome: wire.Welcome, stale: float = 0.0) -> None:
-        """A leader other than this launcher has a seat for it, if its message is not `stale`."""
+        """A leader other than this launcher admits it, if its message is not `stale`."""
         now = asyncio.get_running_loop().time()
         if self._thawed is not None and welcome.node_rank != self._terms.node_rank and now >= self._thawed + stale:
             self._thawed = None
 
-    async def announce(self, card: Card) -> None:
+    async def announce(self, info: NodeInfo) -> None:
         """Where this launcher leads in node 0's place, tell whoever listens where node 0 is found."""
         with suppress(OSError, MalformedError):
             async with asyncio.timeout(GREETING_SECONDS):
                 link = await connect(await self._terms.network.resolve(self._terms.address), self._terms.port)
                 try:
                     if isinstance(greeting := await link.receive(), wire.Greeting):
-                        link.send(wire.Led(self._prove(greeting), card, *self.endpoint))
+                        link.send(wire.Led(self._prove(greeting), info, *self.endpoint))
                         await link.close()
                 finally:
                     link.cut()
@@ -260,13 +260,13 @@ class Client:
             await self._link.close()
         self._link = self._following = self._telling = self.news = None
 
-    async def _introduce(self, endpoint: Endpoint, card: Card, ring: Ring) -> Found:
+    async def _introduce(self, endpoint: Endpoint, info: NodeInfo, ring: Ring) -> Found:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
         loop, deadline = asyncio.get_running_loop(), self._patient + self._terms.timeout
         if loop.time() > deadline:
             raise LaunchError(
                 f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
-                + self._explain(*self._trouble, card),
+                + self._explain(*self._trouble, info),
                 PEER,
             )
         greeted = False
@@ -282,7 +282,7 @@ class Client:
                 try:
                     greeting = await link.receive()
                     greeted = True
-                    welcome = await self._shake_hands(link, greeting, card, ring)
+                    welcome = await self._shake_hands(link, greeting, info, ring)
                 except OtherProtocolError as error:
                     link.cut()
                     raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
@@ -299,11 +299,11 @@ class Client:
         """That this launcher knows the token."""
         return hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
 
-    async def _shake_hands(self, link: Link, greeting: object, card: Card, ring: Ring) -> wire.Welcome:
+    async def _shake_hands(self, link: Link, greeting: object, info: NodeInfo, ring: Ring) -> wire.Welcome:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         me, now = self._terms.process, self._terms.clock.time()
-        known = card, self.door, self._thawed is not None, self._offered
+        known = info, self.door, self._thawed is not None, self._offered
         link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, *known))
         answer = await link.receive()
         if isinstance(answer, wire.Led):
@@ -318,10 +318,10 @@ class Client:
 
     def _move(self, led: wire.Led) -> MovedError:
         """Take note of where the job is led, for the next try."""
-        self.leader, self.endpoint = led.card.node_rank, Endpoint(led.address, led.port)
-        return MovedError(f"node {self.leader} ({led.card.host}) leads the job, at {led.address}:{led.port}")
+        self.leader, self.endpoint = led.info.node_rank, Endpoint(led.address, led.port)
+        return MovedError(f"node {self.leader} ({led.info.host}) leads the job, at {led.address}:{led.port}")
 
-    async def _attend(self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, card: Card, ring: Ring) -> Go:
+    async def _attend(self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, info: NodeInfo, ring: Ring) -> Go:
         """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
@@ -345,7 +345,7 @@ class Client:
                         probing.add(asyncio.create_task(ring.probe(message, link)))
             self._offered = max(self._offered, message.attempt)  # a spare node was not probed
             self.leader, self.endpoint = welcome.node_rank, endpoint
-            go = self._read_start(message, link, card, ring)
+            go = self._read_start(message, link, info, ring)
         except BaseException as error:
             link.cut()
             self._link = None
@@ -392,7 +392,7 @@ class Client:
             elif isinstance(message, wire.Ping):
                 link.send(wire.Pong())
 
-    def _read_start(self, start: wire.Start, link: Link, card: Card, ring: Ring) -> Go:
+    def _read_start(self, start: wire.Start, link: Link, info: NodeInfo, ring: Ring) -> Go:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
         towards = ring.neighbour if self.leads else link.peer
@@ -402,7 +402,7 @@ class Client:
         interface = self._terms.network.interface_towards(towards, one_machine=start.one_machine)
         return Go(**vars(start), leader=self.leader, address=address, interface=interface)
 
-    def _complain(self, kind: str, words: str, card: Card, waited: float) -> None:
+    def _complain(self, kind: str, words: str, info: NodeInfo, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""
         if not (waited >= self._terms.timeout and kind == "timed out"):  # time being up is no trouble of its own
             self._trouble = (kind, words)
@@ -410,7 +410,7 @@ class Client:
             return
         if self._complaints.explains(kind, waited):
             back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
-            self._terms.say(back + self._explain(kind, words, card))
+            self._terms.say(back + self._explain(kind, words, info))
         elif kind == "not now" or not self._complaints.is_due(waited):
             return
         self._complaints.say(waited)
@@ -419,11 +419,11 @@ class Client:
                 f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
             )
 
-    def _explain(self, kind: str, words: str, card: Card) -> str:
+    def _explain(self, kind: str, words: str, info: NodeInfo) -> str:
         """The cause of a failed connection to node 0, in a line."""
-        terms, itself = self._terms, card.node_rank == 0
+        terms, itself = self._terms, info.node_rank == 0
         return explain_connection(
-            kind, words, terms.address, terms.port, card.runtime, self._addresses, itself=itself, met=self.welcome
+            kind, words, terms.address, terms.port, info.runtime, self._addresses, itself=itself, met=self.welcome
         )
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:

@@ -10,7 +10,7 @@ from slipway.launch.resolve.runtimes import runtime_of
 
 
 class TryLaterError(ConnectionError):
-    """Node 0 answered, but has no seat at the moment; the text says why."""
+    """Node 0 answered, but cannot admit this launcher at the moment; the text says why."""
 
 
 class MovedError(TryLaterError):

@@ -19,9 +19,9 @@ from slipway.launch.rendezvous.connection_errors import (
     service_name,
 )
 from slipway.launch.rendezvous.link import send_all
-from slipway.launch.rendezvous.messages import Card
+from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
+from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.ring import PROBE_SECONDS
-from slipway.launch.rendezvous.roster import Difference, Roster, draw_table, find_differences, fits
 from slipway.launch.rendezvous.server import LED_SECONDS, Server, State
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
@@ -44,12 +44,12 @@ AGAIN_SECONDS = (
 class Coordinator:
     """One attempt, from the point of view of the launcher that leads."""
 
-    def __init__(self, server: Server, card: Card) -> None:
-        """`card` is its own."""
+    def __init__(self, server: Server, info: NodeInfo) -> None:
+        """`info` is its own."""
         self._server, self._terms = server, server.terms
         self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
-        self._roster = Roster(
-            own=card,
+        self._membership = Membership(
+            own=info,
             nodes=self._terms.nodes,
             least=self._terms.enough,
             process=self._terms.process,
@@ -57,7 +57,7 @@ class Coordinator:
             doubtful=self._terms.doubtful,
             spares=self._terms.spares,
         )
-        self._state = State(self._roster)
+        self._state = State(self._membership)
         # Who was there before, or at first all nodes but spare ones.
         self._state.awaited = {*server.stayed} or {*(range(self._terms.nodes) if self._terms.spares else ())}
 
@@ -75,22 +75,22 @@ class Coordinator:
                     server.scatter()
                     return
                 notes = self._compare()
-                if self._roster.enough:
+                if self._membership.enough:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
                     self._state.odd_since = math.inf
             self._state.running, self._state.processes, self._state.nonce = True, start.processes, start.nonce
             self._state.start = start
-            for node_rank in self._roster.ranks:
+            for node_rank in self._membership.ranks:
                 self._state.links[node_rank].send(self._state.start_of(node_rank))
             server.name_successors()
-            if self._roster.own.findings:
-                seats = [self._roster.seats[rank] for rank in self._state.places]
-                lines = [encode(wire.Peer(seat.card, seat.offset)) for seat in seats]
+            if self._membership.own.findings:
+                members = [self._membership.members[rank] for rank in self._state.places]
+                lines = [encode(wire.Peer(member.info, member.offset)) for member in members]
                 await asyncio.gather(*(send_all(lines, link) for link in [*self._state.links.values()]))
             await self._finish()
         except LaunchError as error:
-            self._state.roster = None
+            self._state.membership = None
             server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
 
     async def _gather(self) -> bool:
@@ -104,15 +104,15 @@ class Coordinator:
             self._heed_stops()
             if loop.time() >= self._state.deadline:
                 if self._terms.node_rank:
-                    return self._roster.enough
+                    return self._membership.enough
                 await self._look_for_service()
                 gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
-                raise LaunchError(f"{gave_up} {self._roster.question}".rstrip(), PEER)
+                raise LaunchError(f"{gave_up} {self._membership.question}".rstrip(), PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
-                if under_way := self._roster.under_way:
+                if under_way := self._membership.under_way:
                     server.broadcast(wire.Waiting(under_way))
-                if loop.time() >= ask and (question := self._roster.question):
+                if loop.time() >= ask and (question := self._membership.question):
                     ask = math.inf
                     server.broadcast(wire.Waiting(question))
                 if loop.time() >= doubt:
@@ -128,8 +128,8 @@ class Coordinator:
 
     async def _look_for_service(self) -> None:
         """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
-        name = service_name(self._terms.address) if runtime_of(self._roster.own.runtime).has_services else ""
-        if not name or self._roster.seats.keys() - {self._terms.node_rank}:  # others have found it
+        name = service_name(self._terms.address) if runtime_of(self._membership.own.runtime).has_services else ""
+        if not name or self._membership.members.keys() - {self._terms.node_rank}:  # others have found it
             return
         try:
             async with asyncio.timeout(LOOK_SECONDS):
@@ -145,15 +145,15 @@ class Coordinator:
             raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
 
     def _settled(self) -> bool:
-        """Whether there is nobody left to wait for before the cards are compared."""
+        """Whether there is nobody left to wait for before the node infos are compared."""
         since, now = self._state.odd_since, asyncio.get_running_loop().time()
-        self._enough_since = min(self._enough_since, now) if self._roster.enough else math.inf
+        self._enough_since = min(self._enough_since, now) if self._membership.enough else math.inf
         if self._enough_since <= now < self._enough_since + LED_SECONDS and self._may_run_elsewhere():
             return False
         if since == math.inf:
-            settled = self._roster.enough and self._have_stayed()
-            return self._roster.complete or settled or now >= self._enough_since + self._terms.window
-        return self._roster.everyone or now >= since + SETTLE_SECONDS
+            settled = self._membership.enough and self._have_stayed()
+            return self._membership.complete or settled or now >= self._enough_since + self._terms.window
+        return self._membership.everyone or now >= since + SETTLE_SECONDS
 
     def _may_run_elsewhere(self) -> bool:
         """Whether a spare node may lead the job, unknown to this node: with launchers that others, which are here, have replaced.
@@ -161,7 +161,7 @@ class Coordinator:
         They are as many as an attempt needs where fewer others are here that were in the job before than it has spare nodes. One
         that leads tells node 0 so within LED_SECONDS.
         """
-        return bool(self._terms.succeeds and self._roster.newest) and self._roster.veterans < self._terms.spares
+        return bool(self._terms.succeeds and self._membership.newest) and self._membership.veterans < self._terms.spares
 
     def _have_stayed(self) -> bool:
         """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.
@@ -169,12 +169,12 @@ class Coordinator:
         A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who ran it
         may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
         """
-        if self._terms.spares and self._roster.newest and not self._server.stayed:
-            return len(self._roster.held) >= self._terms.nodes - 1
-        return bool(self._state.awaited) and self._state.awaited <= self._roster.seats.keys()
+        if self._terms.spares and self._membership.newest and not self._server.stayed:
+            return len(self._membership.held) >= self._terms.nodes - 1
+        return bool(self._state.awaited) and self._state.awaited <= self._membership.members.keys()
 
     def _describe(self) -> str:
-        return self._roster.describe(asyncio.get_running_loop().time() - self._began)
+        return self._membership.describe(asyncio.get_running_loop().time() - self._began)
 
     def _until(self) -> str:
         """How long the waiting may go on."""
@@ -185,22 +185,24 @@ class Coordinator:
 
     def _compare(self) -> tuple[str, ...]:
         """Warnings about what should agree; LaunchError (78) where something that must does not."""
-        if newest := self._roster.newest:
-            self._turn_away(newest.card)
+        if newest := self._membership.newest:
+            self._turn_away(newest.info)
         elif misfit := self._misfit():
             raise misfit
         return self._notes()
 
-    def _turn_away(self, veteran: Card) -> None:
+    def _turn_away(self, veteran: NodeInfo) -> None:
         """Send newcomers away that do not fit a job which is under way; LaunchError (78) where it is the one that leads."""
-        odd = [rank for rank, card in self._roster.cards.items() if not fits(card, veteran, self._terms.allow_uneven)]
+        odd = [
+            rank for rank, info in self._membership.infos.items() if not fits(info, veteran, self._terms.allow_uneven)
+        ]
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
         links, lead, self._state.odd_since = self._state.links, self._terms.node_rank, math.inf
         for rank in links.keys() - {lead} if lead in odd else odd:
             link = links.pop(rank)
-            self._roster.vacate(rank)
+            self._membership.vacate(rank)
             if rank in odd:
                 lines = (
                     *str(misfit).splitlines(),
@@ -215,28 +217,28 @@ class Coordinator:
 
     def _misfit(self) -> LaunchError | None:
         """Why the nodes that are here cannot run together, with the table of what differs; None where they can."""
-        new = self._roster.newest is None
+        new = self._membership.newest is None
         problems = [
-            f"node {rank} ({card.host}): {problem}"
-            for rank, card in self._roster.cards.items()
-            if (problem := card.problem or (card.occupied if new else ""))
+            f"node {rank} ({info.host}): {problem}"
+            for rank, info in self._membership.infos.items()
+            if (problem := info.problem or (info.occupied if new else ""))
         ]
         if problems:
             return LaunchError("\n".join(problems[:TROUBLES]), CONFIGURATION)
         if musts := [difference for difference in self._differences() if difference.must]:
             names = ", ".join(difference.name for difference in musts)
-            table = draw_table(self._differences(), self._roster.hosts)
+            table = draw_table(self._differences(), self._membership.hosts)
             return LaunchError("\n".join((f"the nodes of this job differ in {names}:", *table)), CONFIGURATION)
         return None
 
     def _differences(self) -> tuple[Difference, ...]:
-        offsets = {rank: seat.offset for rank, seat in self._roster.seats.items()}
-        return find_differences(self._roster.cards, offsets, self._terms.allow_uneven)
+        offsets = {rank: member.offset for rank, member in self._membership.members.items()}
+        return find_differences(self._membership.infos, offsets, self._terms.allow_uneven)
 
     def _notes(self) -> tuple[str, ...]:
         """Warnings about what should agree and does not."""
         differences = self._differences()
-        table = draw_table(differences, self._roster.hosts) if differences else ()
+        table = draw_table(differences, self._membership.hosts) if differences else ()
         return ("warning: the nodes of this job differ:", *table) if table else ()
 
     async def _survey(self, notes: tuple[str, ...]) -> wire.Start | None:
@@ -250,7 +252,7 @@ class Coordinator:
         one tells the number, even where the start was heard by nobody else, and the next leader takes a higher one.
         """
         server, loop = self._server, asyncio.get_running_loop()
-        changes, ranks, number = server.changes, self._roster.members, self._roster.next_attempt
+        changes, ranks, number = server.changes, self._membership.participants, self._membership.next_attempt
         self._state.places = {rank: place for place, rank in enumerate(ranks)}
         self._next = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
 
@@ -260,13 +262,13 @@ class Coordinator:
         await self._visit(ranks, number, changed)
         if not changed():
             suspects = {rank for first in self._troubled(ranks) for rank in (first, self._next[first])}
-            await asyncio.gather(*(server.unseat_silent(rank) for rank in suspects))
-        if changed() or number != self._roster.next_attempt:  # a spare node may know of more attempts
+            await asyncio.gather(*(server.remove_silent(rank) for rank in suspects))
+        if changed() or number != self._membership.next_attempt:  # a spare node may know of more attempts
             return None
         troubled = self._troubled(ranks)  # some may have answered meanwhile
         if not troubled:
             return self._start(notes, number)
-        opening = runtime_of(self._roster.own.runtime).opening
+        opening = runtime_of(self._membership.own.runtime).opening
         if (
             loop.time() >= self._open_by
         ):  # the second time: who was only frozen or cut off for a while has answered by then
@@ -284,11 +286,11 @@ class Coordinator:
         self._state.probed = {}
         with self._shared_file() as name:
             for rank in ranks:
-                there = self._roster.seats[self._next[rank]]
+                there = self._membership.members[self._next[rank]]
                 self._state.links[rank].send(
                     wire.Probe(
                         server.round,
-                        there.card.node_rank,
+                        there.info.node_rank,
                         there.address,
                         there.hello.port,
                         there.hello.key,
@@ -306,55 +308,57 @@ class Coordinator:
         """Which of the nodes cannot reach their neighbour, and what may be done about it."""
         lines = [self._trouble(rank) for rank in troubled[:TROUBLES]]
         more = [f"… and {len(troubled) - TROUBLES} more"] if len(troubled) > TROUBLES else []
-        return LaunchError("\n".join((*lines, *more, explain_ring(self._roster.own.runtime))), CONFIGURATION)
+        return LaunchError("\n".join((*lines, *more, explain_ring(self._membership.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
         return self._state.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int) -> str:
-        here, there = (self._roster.seats[rank] for rank in (node_rank, self._next[node_rank]))
+        here, there = (self._membership.members[rank] for rank in (node_rank, self._next[node_rank]))
         address = there.address or "MASTER_ADDR"
         return (
-            f"node {node_rank} ({here.card.host}) cannot connect to node {there.card.node_rank} ({there.card.host}) "
+            f"node {node_rank} ({here.info.host}) cannot connect to node {there.info.node_rank} ({there.info.host}) "
             f"at {address}, port {there.hello.port}: {self._answer(node_rank).trouble}."
         )
 
     def _start(self, notes: tuple[str, ...], number: int) -> wire.Start:
-        everybody = self._roster.seats
-        newest = (self._roster.newest or everybody[self._terms.node_rank]).card
-        seats = {rank: everybody[rank] for rank in self._state.places}
-        seeing = [rank for rank in seats if self._answer(rank).sees]
-        if 1 < len(seeing) < len(seats):
+        everybody = self._membership.members
+        newest = (self._membership.newest or everybody[self._terms.node_rank]).info
+        members = {rank: everybody[rank] for rank in self._state.places}
+        seeing = [rank for rank in members if self._answer(rank).sees]
+        if 1 < len(seeing) < len(members):
             notes += (
                 f"warning: only nodes {rank_ranges(seeing)} share a run directory; each keeps its own snapshots.",
             )
         return wire.Start(
             attempt=number,
-            run=self._roster.run,
-            nodes=len(seats),
+            run=self._membership.run,
+            nodes=len(members),
             group_rank=0,
-            processes=min(seat.card.processes for seat in seats.values()),
+            processes=min(member.info.processes for member in members.values()),
             port=self._terms.network.free_port(self._terms.port + 1),
-            shared=len(seeing) == len(seats),
-            one_machine=all(seat.address is None for seat in seats.values()),
+            shared=len(seeing) == len(members),
+            one_machine=all(member.address is None for member in members.values()),
             tries=newest.tries,
             failures=newest.failures,  # of one who was there: a newcomer has no history of its own
             reached=newest.reached,
             ledger=newest.ledger,
-            snapshot=max((step for seat in seats.values() if (step := _step(seat.card)) is not None), default=None),
+            snapshot=max(
+                (step for member in members.values() if (step := _step(member.info)) is not None), default=None
+            ),
             notes=tuple(one_line(note)[:200] for note in (*notes, *self._place_notes())),
-            nonce=self._roster.nonce or self._terms.random.randbytes(8).hex(),
+            nonce=self._membership.nonce or self._terms.random.randbytes(8).hex(),
         )
 
     def _place_notes(self) -> Iterator[str]:
         """Which nodes take the places of others, and which wait as spare ones."""
         if not self._terms.spares:
             return
-        seats, newest = self._roster.seats, self._roster.newest
+        members, newest = self._membership.members, self._membership.newest
         for rank, place in self._state.places.items():
-            if newest and seats[rank].card.place != place:
-                yield f"node {rank} ({seats[rank].card.host}) takes place {place} of {self._terms.nodes} in the job"
-        waiting = ", ".join(f"{rank} ({seats[rank].card.host})" for rank in seats if rank not in self._state.places)
+            if newest and members[rank].info.place != place:
+                yield f"node {rank} ({members[rank].info.host}) takes place {place} of {self._terms.nodes} in the job"
+        waiting = ", ".join(f"{rank} ({members[rank].info.host})" for rank in members if rank not in self._state.places)
         yield f"spare nodes: {waiting}" if waiting else "no spare node is here at the moment; one may join at any time"
 
     @contextlib.contextmanager
@@ -375,10 +379,10 @@ class Coordinator:
         server = self._server
         await server.until(lambda: self._all_told() or self._state.failed, math.inf)
         await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
-        for rank, seat in ((rank, self._roster.seats[rank]) for rank in self._state.places):
+        for rank, member in ((rank, self._membership.members[rank]) for rank in self._state.places):
             if rank not in self._state.outcomes:
                 now, silence = self._terms.clock.time(), Cause(text="its launcher did not report in time how it ended")
-                self._state.outcomes[rank] = Outcome(rank, seat.card.host, Word.LOST, now, cause=silence)
+                self._state.outcomes[rank] = Outcome(rank, member.info.host, Word.LOST, now, cause=silence)
         if self._terms.node_rank in self._state.lost:
             # It was frozen, and missed what others, even its own launcher, told it. So each of them decides by its own rule.
             server.stayed, self._state.running = frozenset(), False
@@ -390,13 +394,13 @@ class Coordinator:
         gone = {*ending.leaving} | (self._state.lost if self._terms.spares else set())
         stay = self._state.places.keys() - gone
         server.stayed = frozenset(stay) if ending.leaving or self._terms.spares else frozenset()
-        self._state.roster, self._state.running = None, False
+        self._state.membership, self._state.running = None, False
         server.broadcast(ending)
 
     def _all_told(self) -> bool:
         return len(self._state.outcomes) == len(self._state.places)
 
 
-def _step(card: Card) -> int | None:
+def _step(info: NodeInfo) -> int | None:
     """The newest snapshot of this job on a node that took part in it."""
-    return card.snapshot if card.tries else None
+    return info.snapshot if info.tries else None

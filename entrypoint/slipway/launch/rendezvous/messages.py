@@ -1,4 +1,4 @@
-"""The rendezvous's messages, each a frozen dataclass, and the card that a launcher describes itself with. docs/rendezvous.md
+"""The rendezvous's messages, each a frozen dataclass, and the info with which a launcher describes its node. docs/rendezvous.md
 describes who sends which and when.
 
 Fields are of type str, int, float, bool, `X | None`, `tuple[X, ...]` or another such dataclass: what link.py can check.
@@ -38,16 +38,16 @@ class Finding:
             raise ValueError("impossible level or code")
 
 
-TEXT = 250  # characters of any one text on a card
+TEXT = 250  # characters of any one text in a node info
 PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
-DEVICES = 128  # names of GPUs on a card
-FINDINGS = 12_000  # characters of all findings on a card
+DEVICES = 128  # names of GPUs in a node info
+FINDINGS = 12_000  # characters of all findings in a node info
 SUCCESSORS = 4  # spare nodes of which all launchers know that they can lead
 
 
 @dataclass(frozen=True)
-class Card:
+class NodeInfo:
     """How a launcher describes itself. `nodes` is a number, or MIN:MAX; None means unknown or not there.
 
     A `problem` is why this node cannot start: it ends the rendezvous for all, with this text; so does `occupied`, why no new
@@ -113,7 +113,7 @@ class Card:
 
 
 def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """As many findings as a card has room for, errors and warnings before others; in their order."""
+    """As many findings as a node info has room for, errors and warnings before others; in their order."""
     short = [
         replace(row, what=row.what[:TEXT], found=one_line(row.found)[:PROBLEM], advice=row.advice[:PROBLEM])
         for row in findings
@@ -146,7 +146,7 @@ class Hello:
     clock: float
     port: int
     key: str
-    card: Card
+    info: NodeInfo
     door: int = 0
     frozen: bool = False
     offered: int = 0
@@ -161,7 +161,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The launcher that leads, of `node_rank` on `host`, has a seat for this one and waits for at most `seconds` more.
+    """The launcher that leads, of `node_rank` on `host`, admits this one and waits for at most `seconds` more.
 
     A launcher that is silent for `heartbeat` seconds from here on is lost, the one that leads as well.
     """
@@ -174,7 +174,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """Node 0 has no seat for this launcher. With `again` it may ask later.
+    """Node 0 does not admit this launcher. With `again` it may ask later.
 
     `again` with the code CONFIGURATION: this is node 0 of another job.
     """
@@ -186,13 +186,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Led:
-    """The job runs, and the launcher with this card leads it in node 0's place: at `address` and `port`, where all can find it.
+    """The job runs, and the launcher with this info leads it in node 0's place: at `address` and `port`, where all can find it.
 
     From that launcher to whoever listens where node 0 is found, in place of a hello; from there to all that ask.
     """
 
     proof: str
-    card: Card
+    info: NodeInfo
     address: str
     port: int
 
@@ -301,7 +301,7 @@ class Peer:
     `offset` is its clock in seconds ahead of node 0's.
     """
 
-    card: Card
+    info: NodeInfo
     offset: float
 
 

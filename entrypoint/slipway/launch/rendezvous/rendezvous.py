@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from slipway.launch.rendezvous.messages import Card, Go
+from slipway.launch.rendezvous.messages import Go, NodeInfo
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; 
     from slipway.launch.rendezvous.server import Rule
     from slipway.launch.verdict.restarts import Ending
 
-__all__ = ["Card", "Go", "Outcome", "Rendezvous", "Verdict"]
+__all__ = ["Go", "NodeInfo", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
 GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
@@ -77,14 +77,14 @@ class Rendezvous:
         """The first node known to have failed or to be lost since go: this node's workers will not finish either."""
         return self._client.news
 
-    def join(self, card: Card, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> Go | None:
         """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
 
         LaunchError: 76 where nodes are missing after the time-out, 78 where they do not fit together, cannot reach each
         other, or this one is refused, 75 and 79 where a node was asked to stop. May be called again for the next
         attempt, after `report`. Who calls `stop` first has the others told before it leaves.
         """
-        return self._wait(self._join(card), stopped, LEAVE_SECONDS)
+        return self._wait(self._join(info), stopped, LEAVE_SECONDS)
 
     def stop(self, signal: str, name: str, *, notice: bool = False) -> None:
         """Tell the others that this launcher was asked to stop, by a signal (`SIGTERM`) that people call `name`.
@@ -218,7 +218,7 @@ class Rendezvous:
         self._loop.set_exception_handler(self._excuse)
         self._coordinating: asyncio.Task[None] | None = None
         self._announcing: list[asyncio.Task[None]] = []  # at most one
-        self._joining: Card | None = None  # what this launcher joins with, while it does
+        self._joining: NodeInfo | None = None  # what this launcher joins with, while it does
         self._client, self._server = Client(self._terms), Server(self._terms)
         self._server.yields = self._yield
         listening, tending = None, []
@@ -239,14 +239,14 @@ class Rendezvous:
         await self._server.close()
         await self._client.leave()
 
-    async def _join(self, card: Card) -> Go:
-        self._joining = card
+    async def _join(self, info: NodeInfo) -> Go:
+        self._joining = info
         while self._announcing:
             self._announcing.pop().cancel()
         try:
             if self._socket:
                 self._lead(self._let_others_lead())
-            go = await self._client.join(card)
+            go = await self._client.join(info)
             self._server.answer()
         finally:
             self._joining = None
@@ -254,7 +254,7 @@ class Rendezvous:
             self._coordinating.cancel()
             self._server.scatter()
         elif self._terms.node_rank and self._client.leads:
-            self._announcing.append(self._loop.create_task(self._announce(dataclasses.replace(card, nonce=go.nonce))))
+            self._announcing.append(self._loop.create_task(self._announce(dataclasses.replace(info, nonce=go.nonce))))
         return go
 
     def _lead(self, pause: float = 0.0) -> None:
@@ -276,7 +276,7 @@ class Rendezvous:
             return 0.0
         return YIELD_SECONDS
 
-    async def _coordinate(self, card: Card, pause: float) -> None:
+    async def _coordinate(self, info: NodeInfo, pause: float) -> None:
         import asyncio
 
         from slipway.launch.rendezvous.coordinator import Coordinator
@@ -284,22 +284,22 @@ class Rendezvous:
         if pause:
             await asyncio.sleep(pause)
         if self._terms.node_rank:
-            await self._server.be_asked(card.nonce)
+            await self._server.be_asked(info.nonce)
             self._terms.say("enough launchers cannot reach node 0: this node leads the job in its place")
-        elif card.nonce and not self._client.leads:  # who has stayed is not known here
-            await self._server.be_asked(card.nonce, YIELD_SECONDS)
-        await Coordinator(self._server, card).run()
+        elif info.nonce and not self._client.leads:  # who has stayed is not known here
+            await self._server.be_asked(info.nonce, YIELD_SECONDS)
+        await Coordinator(self._server, info).run()
 
     def _yield(self) -> None:
         """On node 0: follow another launcher, which leads the job already."""
         self._lead(YIELD_SECONDS)
 
-    async def _announce(self, card: Card) -> None:
+    async def _announce(self, info: NodeInfo) -> None:
         """While this launcher leads in node 0's place, tell a node 0 that starts or is found again."""
         import asyncio
 
         while True:
-            await self._client.announce(card)
+            await self._client.announce(info)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
     def _inspect(self, task: "asyncio.Task[None]") -> None:

@@ -1,4 +1,4 @@
-"""The server of the rendezvous, of node 0 or its successor: accepts connections, refuses strangers, seats launchers and receives
+"""The server of the rendezvous, of node 0 or its successor: accepts connections, refuses strangers, admits launchers and receives
 their messages.
 """
 
@@ -13,8 +13,8 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
-from slipway.launch.rendezvous.messages import SUCCESSORS, Card
-from slipway.launch.rendezvous.roster import Roster, Seat, fits
+from slipway.launch.rendezvous.membership import Member, Membership, fits
+from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
 from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.topology import SPARE
@@ -27,7 +27,7 @@ from slipway.protocol.outcomes import Word
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
-PONG_SECONDS = 3.0  # for the holder of a seat that another launcher claims too
+PONG_SECONDS = 3.0  # for a member whose node rank another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 RANKS = 1024  # of a node, at most
 NOTES = 20  # different lines about strangers and newcomers
@@ -45,13 +45,13 @@ Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 class State:
     """What belongs to one attempt, and to the waiting before it; made anew for each.
 
-    `roster` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
+    `membership` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
     launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those
     `awaited` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
     ranks and in the order of their places; `start` is what they were told.
     """
 
-    roster: Roster | None = None
+    membership: Membership | None = None
     running: bool = False
     nonce: str = ""  # of the job, once it runs
     deadline: float = math.inf
@@ -88,7 +88,7 @@ class Server:
         self.terms = terms
         self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
-        self.changes = 0  # how often launchers took a seat or left one
+        self.changes = 0  # how often launchers became members or left
         self.round = 0  # of probes
         self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
         self.successors: set[int] = set()  # the node ranks of spare nodes that can lead if this launcher is lost
@@ -100,7 +100,7 @@ class Server:
         self._asking: dict[
             int, tuple[str, float]
         ] = {}  # who asks this launcher to lead, by rank: the job's nonce, and when
-        self._holders: dict[int, list[str]] = {}  # the launchers that had each seat, by its rank, the newest last
+        self._holders: dict[int, list[str]] = {}  # the launchers that were members, by their node rank, the newest last
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -112,9 +112,9 @@ class Server:
         link = Link(reader, writer)
         self._open.add(link)
         try:
-            seat = await self._examine(link)
-            if seat:
-                await self._serve(link, seat)
+            member = await self._examine(link)
+            if member:
+                await self._serve(link, member)
         except MalformedError as error:
             self._refuse(link, f"{error}.")
         except OSError:
@@ -163,8 +163,8 @@ class Server:
     def standings(self) -> tuple[Standing, ...] | None:
         """Where all ranks stand, once those of every node stand still or are through. May be called from another thread."""
         state = self.state
-        roster, standings, outcomes = state.roster, dict(state.standings), dict(state.outcomes)
-        if not (state.running and roster and standings) or state.failed:
+        membership, standings, outcomes = state.membership, dict(state.standings), dict(state.outcomes)
+        if not (state.running and membership and standings) or state.failed:
             return None
         found: list[Standing] = []
         for node_rank, place in dict(state.places).items():
@@ -189,10 +189,10 @@ class Server:
         """
         if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
             return False  # its user stopped it for good
-        remain = (len(self.state.roster.ranks) if self.state.roster else 0) - len(leaving)
+        remain = (len(self.state.membership.ranks) if self.state.membership else 0) - len(leaving)
         noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
         if self.terms.replaced or (noticed and self.terms.awaits):
-            return remain > 0 or self.state.roster is None  # between two attempts everybody else remains
+            return remain > 0 or self.state.membership is None  # between two attempts everybody else remains
         if self.terms.node_rank in leaving and (self.successors <= {*leaving} or not self.state.running):
             return False
         if self.terms.spares:
@@ -223,20 +223,22 @@ class Server:
 
     def scatter(self) -> None:
         """Lead nobody any more: all launchers look for another one."""
-        links, self.state.links, self.state.roster = self.state.links, {}, None
+        links, self.state.links, self.state.membership = self.state.links, {}, None
         for link in links.values():
             link.cut()
 
     def name_successors(self) -> None:
         """While an attempt runs, tell all launchers which spare nodes lead if this one is lost."""
-        roster, places = self.state.roster, self.state.places
-        if not (self.terms.succeeds and self.state.running and roster):
+        membership, places = self.state.membership, self.state.places
+        if not (self.terms.succeeds and self.state.running and membership):
             return
-        spares = [seat for rank, seat in sorted(roster.seats.items()) if rank not in places and seat.hello.door]
-        self.successors = {seat.card.node_rank for seat in spares}
-        for seat in spares[:SUCCESSORS]:
-            where = seat.card.node_rank, seat.card.host, seat.address, seat.hello.door
-            self.broadcast(wire.Successor(*where, first=seat is spares[0]))
+        spares = [
+            member for rank, member in sorted(membership.members.items()) if rank not in places and member.hello.door
+        ]
+        self.successors = {member.info.node_rank for member in spares}
+        for member in spares[:SUCCESSORS]:
+            where = member.info.node_rank, member.info.host, member.address, member.hello.door
+            self.broadcast(wire.Successor(*where, first=member is spares[0]))
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
@@ -253,8 +255,8 @@ class Server:
         await self.until(lambda: not self._open, asyncio.get_running_loop().time() + CLOSE_SECONDS)
         await asyncio.gather(*(link.close() for link in self._open))
 
-    async def _examine(self, link: Link) -> Seat | None:
-        """Greet, hear the hello, and find out whether there is a seat for it; None where it was refused."""
+    async def _examine(self, link: Link) -> Member | None:
+        """Greet, hear the hello, and find out whether it can be a member; None where it was refused."""
         self._strangers[link] = None
         if len(self._strangers) > self.terms.launchers + STRANGERS:
             oldest = next(iter(self._strangers))
@@ -273,7 +275,7 @@ class Server:
             raise MalformedError("not a hello")
         proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
         if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
-            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello.card)
+            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello.info)
             return None
         if isinstance(hello, wire.Led):
             self._give_way(hello)
@@ -282,59 +284,63 @@ class Server:
         offset = hello.clock - (sent + self.terms.clock.time()) / 2
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
         here = is_loopback(link.peer) or hello.process == self.terms.process
-        return await self._assess(link, Seat(hello, None if here else link.peer, offset))
+        return await self._assess(link, Member(hello, None if here else link.peer, offset))
 
     def _give_way(self, led: wire.Led) -> None:
         """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
-        roster = self.state.roster
-        if self.terms.node_rank or self.state.running or (roster and not is_same_job(led.card, roster.own, self.terms)):
+        membership = self.state.membership
+        if (
+            self.terms.node_rank
+            or self.state.running
+            or (membership and not is_same_job(led.info, membership.own, self.terms))
+        ):
             return
         self.led, self._led_at = replace(led, proof=""), asyncio.get_running_loop().time()
-        if roster:
+        if membership:
             self._note(
-                f"node {led.card.node_rank} ({led.card.host}) leads the job, which runs already: this node joins it"
+                f"node {led.info.node_rank} ({led.info.host}) leads the job, which runs already: this node joins it"
             )
             self.broadcast(self.led)
-            self.state.links, self.state.roster = {}, None
+            self.state.links, self.state.membership = {}, None
             self.yields()
 
-    async def _assess(self, link: Link, seat: Seat) -> Seat | None:
-        """Whether a launcher with the right token can have its seat."""
-        hello, now = seat.hello, asyncio.get_running_loop().time()
+    async def _assess(self, link: Link, member: Member) -> Member | None:
+        """Whether a launcher with the right token can be a member."""
+        hello, now = member.hello, asyncio.get_running_loop().time()
         if hello.frozen and self.terms.node_rank and not self.state.running:
             return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
-        if self.terms.succeeds and 0 <= hello.card.node_rank < self.terms.launchers:
-            self._asking[hello.card.node_rank] = hello.card.nonce, now
+        if self.terms.succeeds and 0 <= hello.info.node_rank < self.terms.launchers:
+            self._asking[hello.info.node_rank] = hello.info.nonce, now
             self.wake()
-        if self.led and self.state.roster is None and now - self._led_at < LED_SECONDS:
+        if self.led and self.state.membership is None and now - self._led_at < LED_SECONDS:
             link.send(self.led)
             return None
         # The launcher gives up after HELLO_SECONDS.
-        there = await self.until(lambda: self.state.roster is not None, now + ASK_SECONDS)
-        if not there or self.state.roster is None:
+        there = await self.until(lambda: self.state.membership is not None, now + ASK_SECONDS)
+        if not there or self.state.membership is None:
             if not self.terms.node_rank:
                 self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
-        roster, node_rank = self.state.roster, hello.card.node_rank
-        known = self.state.nonce or roster.nonce or roster.own.nonce
-        if hello.card.nonce and known and hello.card.nonce != known:
+        membership, node_rank = self.state.membership, hello.info.node_rank
+        known = self.state.nonce or membership.nonce or membership.own.nonce
+        if hello.info.nonce and known and hello.info.nonce != known:
             link.send(
-                wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.roster.own.host}", again=True)
+                wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.membership.own.host}", again=True)
             )
-            self._note(f"refused node {node_rank} ({hello.card.host}), which belongs to another job")
+            self._note(f"refused node {node_rank} ({hello.info.host}), which belongs to another job")
             return None
-        if reason := self.state.roster.objection(hello):
-            self._refuse(link, reason, hello.card)
+        if reason := self.state.membership.objection(hello):
+            self._refuse(link, reason, hello.info)
             return None
-        rival, older = self.state.roster.rival(hello), self.state.links.get(node_rank)
+        rival, older = self.state.membership.rival(hello), self.state.links.get(node_rank)
         # Of two launchers, the one that was frozen is the older one, which was replaced.
         stale = rival is not None and rival.hello.frozen and not (hello.frozen or self.state.running)
         if rival and older and not stale and await self._answers(older):
-            taken = f"RANK={node_rank} is taken by {rival.card.host}"
+            taken = f"RANK={node_rank} is taken by {rival.info.host}"
             if self.state.stopping:  # a scheduler may replace what it stops before that has saved
                 self._refuse(link, f"{taken}, which is stopping.", again=True)
             else:
-                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.card)
+                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.info)
             return None
         if self.terms.succeeds and hello.process in self._holders.get(node_rank, [])[:-1]:
             # The other one may be in a group of launchers that cannot be reached: each rank counts once.
@@ -343,29 +349,32 @@ class Server:
         if rival and older:
             if stale:
                 self._note(
-                    f"node {node_rank} ({rival.card.host}) was frozen: the newer launcher of this rank replaces it"
+                    f"node {node_rank} ({rival.info.host}) was frozen: the newer launcher of this rank replaces it"
                 )
-            self._unseat(rival, older, "it does not answer, and another launcher has replaced it")
-        running, waits = self.state.running or self.state.roster is None, bool(self.terms.spares)
-        if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := roster.misfit(seat)):
-            self._refuse(link, why, hello.card)
+            self._remove(rival, older, "it does not answer, and another launcher has replaced it")
+        running, waits = self.state.running or self.state.membership is None, bool(self.terms.spares)
+        if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := membership.misfit(member)):
+            self._refuse(link, why, hello.info)
             return None
         if running and not (waits and self.state.running and node_rank not in self.state.places):
             self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
-            self._note(f"node {node_rank} ({hello.card.host}) is present, and joins at the next attempt")
+            self._note(f"node {node_rank} ({hello.info.host}) is present, and joins at the next attempt")
             return None
-        return seat
+        return member
 
-    async def unseat_silent(self, node_rank: int) -> None:
-        """Empty a seat while nodes wait for each other, where its launcher does not answer."""
-        link, seat = self.state.links.get(node_rank), self.state.roster and self.state.roster.seats.get(node_rank)
-        if link and seat and not await self._answers(link):
-            self._unseat(seat, link, "it does not answer")
+    async def remove_silent(self, node_rank: int) -> None:
+        """Remove a member that does not answer while nodes wait for each other."""
+        link, member = (
+            self.state.links.get(node_rank),
+            self.state.membership and self.state.membership.members.get(node_rank),
+        )
+        if link and member and not await self._answers(link):
+            self._remove(member, link, "it does not answer")
 
-    def _unseat(self, seat: Seat, link: Link, why: str) -> None:
+    def _remove(self, member: Member, link: Link, why: str) -> None:
         """Give up a launcher that does not answer, before its connection ends by itself."""
-        if self.state.links.get(seat.card.node_rank) is link:
-            self._miss(seat, why)
+        if self.state.links.get(member.info.node_rank) is link:
+            self._miss(member, why)
             link.cut()
 
     async def _answers(self, link: Link) -> bool:
@@ -374,31 +383,31 @@ class Server:
         link.send(wire.Ping())
         return await self.until(lambda: self._heard.get(link, 0.0) > asked, asked + PONG_SECONDS)
 
-    async def _serve(self, link: Link, seat: Seat) -> None:
-        """Give a launcher its seat, and hear it for as long as it stays."""
-        loop, node_rank = asyncio.get_running_loop(), seat.card.node_rank
-        if self.state.roster is None:
+    async def _serve(self, link: Link, member: Member) -> None:
+        """Make a launcher a member, and receive its messages for as long as it stays."""
+        loop, node_rank = asyncio.get_running_loop(), member.info.node_rank
+        if self.state.membership is None:
             return
         if older := self.state.links.pop(node_rank, None):
             older.cut()
-        self.state.roster.admit(seat)
-        if seat.hello.process not in (holders := self._holders.setdefault(node_rank, [])):
-            holders.append(seat.hello.process)
+        self.state.membership.admit(member)
+        if member.hello.process not in (holders := self._holders.setdefault(node_rank, [])):
+            holders.append(member.hello.process)
         self.state.links[node_rank] = link
         self.changes += not self._is_idle(node_rank)
-        if not self.state.roster.fits(seat):
+        if not self.state.membership.fits(member):
             self.state.odd_since = min(self.state.odd_since, loop.time())
         link.send(
             wire.Welcome(
                 max(0.0, self.state.deadline - loop.time()),
-                self.state.roster.own.host,
+                self.state.membership.own.host,
                 self.terms.heartbeat,
                 self.terms.node_rank,
             )
         )
         if self.state.running:
             link.send(self.state.start_of(node_rank))
-            self.terms.say(f"node {node_rank} ({seat.card.host}) waits as a spare node")
+            self.terms.say(f"node {node_rank} ({member.info.host}) waits as a spare node")
             self.name_successors()
         self.wake()
         ended, silence = "its connection closed", 0.0
@@ -407,21 +416,21 @@ class Server:
                 message = await link.receive(self.terms.heartbeat)
                 self._heard[link] = loop.time()
                 if self.state.links.get(node_rank) is link:
-                    self._hear(message, seat)
+                    self._hear(message, member)
                 self.wake()
         except SilentError as error:
             ended, silence = str(error), self.terms.heartbeat
         finally:
             if self.state.links.get(node_rank) is link:
-                self._miss(seat, ended, silence)
+                self._miss(member, ended, silence)
 
-    def _hear(self, message: object, seat: Seat) -> None:
-        node_rank = seat.card.node_rank
+    def _hear(self, message: object, member: Member) -> None:
+        node_rank = member.info.node_rank
         if isinstance(message, wire.Probed) and message.round == self.round:
             self.state.probed[node_rank] = message
         elif isinstance(message, wire.Report) and self.state.running and node_rank in self.state.places:
             own = message.outcome
-            self.take(replace(own, node_rank=node_rank, host=seat.card.host, time=own.time - seat.offset))
+            self.take(replace(own, node_rank=node_rank, host=member.info.host, time=own.time - member.offset))
         elif isinstance(message, wire.Stands):
             known = () if message.first else self.state.telling.get(node_rank, ())
             known = (*known, replace(message.standing, node_rank=node_rank))[:RANKS]
@@ -431,9 +440,9 @@ class Server:
         elif isinstance(message, wire.Moves):
             self.state.standings.pop(node_rank, None)
         elif isinstance(message, wire.Stopping) and not (self.state.running and self._is_idle(node_rank)):
-            self._hear_stop(replace(message, node_rank=node_rank, host=seat.card.host), seat)
+            self._hear_stop(replace(message, node_rank=node_rank, host=member.info.host), member)
 
-    def _hear_stop(self, stop: wire.Stopping, seat: Seat) -> None:
+    def _hear_stop(self, stop: wire.Stopping, member: Member) -> None:
         node_rank, before = stop.node_rank, self.state.stopping.get(stop.node_rank)
         if before and before.notice != stop.notice and stop.word == Word.STOPPED:
             return  # a machine that a notice named goes down with a SIGTERM: what came first counts
@@ -443,27 +452,27 @@ class Server:
         elif not self.state.running:
             del self.state.stopping[node_rank]
             self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
-            self._miss(seat, "it leaves")  # at once: a start that still counted on it would fail
+            self._miss(member, "it leaves")  # at once: a start that still counted on it would fail
 
-    def _miss(self, seat: Seat, ended: str, silence: float = 0.0) -> None:
-        """A launcher's connection ended: a lost node during the run, an empty seat before it.
+    def _miss(self, member: Member, ended: str, silence: float = 0.0) -> None:
+        """A launcher's connection ended: a lost node during the run, a member less before it.
 
         It was lost `silence` seconds ago, with its last sign of life: its peers may have failed since, because of that.
         """
-        node_rank = seat.card.node_rank
+        node_rank = member.info.node_rank
         del self.state.links[node_rank]
         idle = self._is_idle(node_rank)
         self.changes += not idle
         if self.state.running and not idle:
             now = self.terms.clock.time()
-            self.take(Outcome(node_rank, seat.card.host, Word.LOST, now - silence, cause=Cause(text=ended)))
-        elif self.state.roster:
-            self.state.roster.vacate(node_rank)
+            self.take(Outcome(node_rank, member.info.host, Word.LOST, now - silence, cause=Cause(text=ended)))
+        elif self.state.membership:
+            self.state.membership.vacate(node_rank)
             self.state.awaited.discard(node_rank)
             if self.state.running:
                 left = len(self.state.links) - len(self.state.places.keys() & self.state.links.keys())
                 self.terms.say(
-                    f"spare node {node_rank} ({seat.card.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
+                    f"spare node {node_rank} ({member.info.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
                 )
                 self.name_successors()
         self.wake()
@@ -475,14 +484,14 @@ class Server:
     @property
     def idle(self) -> tuple[tuple[int, str], ...]:
         """The spare nodes that are here while an attempt runs, each with its host. May be called from another thread."""
-        seats, places = dict(self.state.roster.seats if self.state.roster else {}), self.state.places
-        return tuple((rank, seats[rank].card.host) for rank in sorted(seats) if places and rank not in places)
+        members, places = dict(self.state.membership.members if self.state.membership else {}), self.state.places
+        return tuple((rank, members[rank].info.host) for rank in sorted(members) if places and rank not in places)
 
-    def _refuse(self, link: Link, reason: str, card: Card | None = None, *, again: bool = False) -> None:
-        """Answer somebody who gets no seat, and say so here once per reason."""
+    def _refuse(self, link: Link, reason: str, info: NodeInfo | None = None, *, again: bool = False) -> None:
+        """Answer somebody who is not admitted, and say so here once per reason."""
         link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
         if not again:
-            who = f"node rank {card.node_rank} ({card.host}) at {link.peer}" if card else link.peer
+            who = f"node rank {info.node_rank} ({info.host}) at {link.peer}" if info else link.peer
             self._note(f"refused {who}: {reason}")
 
     def _note(self, line: str) -> None:
@@ -492,7 +501,7 @@ class Server:
             self.terms.say(line)
 
 
-def is_same_job(card: Card, own: Card, terms: Terms) -> bool:
-    """Whether the launcher with this card is one of the job that a launcher with its `own` card starts, or takes part in."""
-    jobs, nonces = {card.job, own.job} - {None}, {card.nonce, own.nonce} - {""}
-    return len(jobs) < 2 and len(nonces) < 2 and fits(card, own, terms.allow_uneven)
+def is_same_job(info: NodeInfo, own: NodeInfo, terms: Terms) -> bool:
+    """Whether the launcher with this info belongs to the job that the launcher with the `own` info starts or takes part in."""
+    jobs, nonces = {info.job, own.job} - {None}, {info.nonce, own.nonce} - {""}
+    return len(jobs) < 2 and len(nonces) < 2 and fits(info, own, terms.allow_uneven)

@@ -3,23 +3,23 @@
 from typing import Any
 
 import pytest
-from participants import make_card
+from participants import make_info
 
 from slipway.launch.rendezvous.codec import decode, encode
+from slipway.launch.rendezvous.membership import Member, Membership
 from slipway.launch.rendezvous.messages import Hello
-from slipway.launch.rendezvous.roster import Roster, Seat
 
 
-def make_roster(
+def make_membership(
     nodes: int,
     least: int | None = None,
     allow_uneven: bool = False,
     doubtful: bool = False,
     spares: int = 0,
     **own: Any,
-) -> Roster:
-    return Roster(
-        own=make_card(0, nodes, **own),
+) -> Membership:
+    return Membership(
+        own=make_info(0, nodes, **own),
         nodes=nodes,
         least=least or nodes,
         process="node 0's",
@@ -30,26 +30,26 @@ def make_roster(
 
 
 def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: Any) -> Hello:
-    return Hello("", process, 0.0, 1, "key", make_card(node_rank, nodes, **changes))
+    return Hello("", process, 0.0, 1, "key", make_info(node_rank, nodes, **changes))
 
 
-def admit(roster: Roster, *hellos: Hello) -> None:
+def admit(membership: Membership, *hellos: Hello) -> None:
     for hello in hellos:
-        roster.admit(Seat(hello, None, 0.0))
+        membership.admit(Member(hello, None, 0.0))
 
 
 def test_the_missing_are_named() -> None:
-    roster = make_roster(8)
-    admit(roster, *(make_hello(rank, 8) for rank in (0, 1, 2, 4, 5)))
-    assert roster.describe(20.4) == "waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7"
-    assert not roster.complete
+    membership = make_membership(8)
+    admit(membership, *(make_hello(rank, 8) for rank in (0, 1, 2, 4, 5)))
+    assert membership.describe(20.4) == "waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7"
+    assert not membership.complete
 
 
 def test_one_missing_node_is_a_rank_not_ranks() -> None:
-    assert make_roster(2).describe(3).endswith("0 of 2 after 3 s; missing node ranks 0, 1")
-    roster = make_roster(2)
-    admit(roster, make_hello(0, 2))
-    assert roster.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
+    assert make_membership(2).describe(3).endswith("0 of 2 after 3 s; missing node ranks 0, 1")
+    membership = make_membership(2)
+    admit(membership, make_hello(0, 2))
+    assert membership.describe(3).endswith("1 of 2 after 3 s; missing node rank 1")
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,19 @@ def test_an_empty_disk_on_node_0_does_not_begin_anew_what_others_have(
     own: dict[str, Any], others: tuple[dict[str, Any], ...], run: str
 ) -> None:
     nodes = len(others) + 1
-    roster = make_roster(nodes, **own)
+    membership = make_membership(nodes, **own)
     admit(
-        roster, make_hello(0, nodes, **own), *(make_hello(rank + 1, nodes, **card) for rank, card in enumerate(others))
+        membership,
+        make_hello(0, nodes, **own),
+        *(make_hello(rank + 1, nodes, **info) for rank, info in enumerate(others)),
     )
-    assert roster.run == run
+    assert membership.run == run
 
 
 def test_where_all_are_here_the_fault_is_told_to_be_another() -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(0, 2), make_hello(1, 3))
-    assert roster.describe(7.6) == "all 2 nodes are here after 8 s, but not all fit together"
+    membership = make_membership(2)
+    admit(membership, make_hello(0, 2), make_hello(1, 3))
+    assert membership.describe(7.6) == "all 2 nodes are here after 8 s, but not all fit together"
 
 
 @pytest.mark.parametrize(
@@ -97,27 +99,27 @@ def test_where_all_are_here_the_fault_is_told_to_be_another() -> None:
 def test_a_job_that_may_shrink_begins_with_the_least_and_node_0(
     here: tuple[int, ...], enough: bool, complete: bool
 ) -> None:
-    roster = make_roster(4, least=2)
-    admit(roster, *(make_hello(rank, 5 if rank > 3 else 4) for rank in here))
-    assert (roster.enough, roster.complete) == (enough, complete)
-    assert roster.ranks == tuple(rank for rank in here if rank < 4)
+    membership = make_membership(4, least=2)
+    admit(membership, *(make_hello(rank, 5 if rank > 3 else 4) for rank in here))
+    assert (membership.enough, membership.complete) == (enough, complete)
+    assert membership.ranks == tuple(rank for rank in here if rank < 4)
 
 
 @pytest.mark.parametrize("beyond", [2, 3, 9])
 def test_who_is_beyond_the_expected_is_shown_but_counts_for_nothing(beyond: int) -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(beyond, 10), make_hello(0, 2))
-    assert (dict(roster.hosts), roster.ranks) == ({beyond: f"host{beyond}", 0: "host0"}, (0,))
-    assert {rank: card.nodes for rank, card in roster.cards.items()} == {beyond: "10", 0: "2"}
-    assert roster.describe(1).startswith("waiting for nodes: 1 of 2")
-    roster.vacate(beyond)
-    assert roster.describe(1).startswith("waiting for nodes: 1 of 2")
+    membership = make_membership(2)
+    admit(membership, make_hello(beyond, 10), make_hello(0, 2))
+    assert (dict(membership.hosts), membership.ranks) == ({beyond: f"host{beyond}", 0: "host0"}, (0,))
+    assert {rank: info.nodes for rank, info in membership.infos.items()} == {beyond: "10", 0: "2"}
+    assert membership.describe(1).startswith("waiting for nodes: 1 of 2")
+    membership.vacate(beyond)
+    assert membership.describe(1).startswith("waiting for nodes: 1 of 2")
 
 
 def test_the_least_and_the_most_are_waited_for() -> None:
-    roster = make_roster(4, least=2)
-    admit(roster, make_hello(0, 4))
-    assert roster.describe(1) == "waiting for nodes: 1 of 2 to 4 after 1 s; missing node ranks 1-3"
+    membership = make_membership(4, least=2)
+    admit(membership, make_hello(0, 4))
+    assert membership.describe(1) == "waiting for nodes: 1 of 2 to 4 after 1 s; missing node ranks 1-3"
 
 
 @pytest.mark.parametrize(
@@ -132,48 +134,49 @@ def test_the_least_and_the_most_are_waited_for() -> None:
     ],
 )
 def test_who_fits_agrees_in_what_must_agree(change: dict[str, Any], allow_uneven: bool, fits: bool) -> None:
-    assert make_roster(2, allow_uneven=allow_uneven).fits(Seat(make_hello(1, 2, **change), None, 0.0)) is fits
+    assert make_membership(2, allow_uneven=allow_uneven).fits(Member(make_hello(1, 2, **change), None, 0.0)) is fits
 
 
 @pytest.mark.parametrize(("tries", "newest"), [((), None), ((0, 0), None), ((0, 2, 1), 1), ((1, 2, 2), 1), ((3, 3), 0)])
 def test_the_launcher_that_made_the_most_attempts_knows_best_the_lowest_rank_of_several(
     tries: tuple[int, ...], newest: int | None
 ) -> None:
-    roster = make_roster(4)
+    membership = make_membership(4)
     admit(
-        roster, *(make_hello(rank, 4, tries=tries[rank], attempt=tries[rank]) for rank in reversed(range(len(tries))))
+        membership,
+        *(make_hello(rank, 4, tries=tries[rank], attempt=tries[rank]) for rank in reversed(range(len(tries)))),
     )
-    assert (roster.newest.card.node_rank if roster.newest else None) == newest
+    assert (membership.newest.info.node_rank if membership.newest else None) == newest
 
 
-def test_a_seat_taken_twice_and_left_counts_right() -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(0, 2), make_hello(1, 2), make_hello(1, 2))
-    assert roster.complete
-    roster.vacate(1)
-    roster.vacate(1)
-    assert roster.missing == (1,)
-    assert not roster.complete
+def test_a_rank_taken_twice_and_left_counts_right() -> None:
+    membership = make_membership(2)
+    admit(membership, make_hello(0, 2), make_hello(1, 2), make_hello(1, 2))
+    assert membership.complete
+    membership.vacate(1)
+    membership.vacate(1)
+    assert membership.missing == (1,)
+    assert not membership.complete
 
 
 def test_a_node_that_counts_more_nodes_is_waited_for_by_nobody_but_seen_by_all() -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(0, 2), make_hello(1, 3))
-    assert (roster.complete, roster.everyone) == (True, False)
-    admit(roster, make_hello(2, 3))
-    assert (roster.complete, roster.everyone) == (True, True)
-    roster.vacate(1)
-    assert (roster.complete, roster.everyone) == (False, False)
+    membership = make_membership(2)
+    admit(membership, make_hello(0, 2), make_hello(1, 3))
+    assert (membership.complete, membership.everyone) == (True, False)
+    admit(membership, make_hello(2, 3))
+    assert (membership.complete, membership.everyone) == (True, True)
+    membership.vacate(1)
+    assert (membership.complete, membership.everyone) == (False, False)
 
 
 def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
-    roster = make_roster(1)
-    admit(roster, make_hello(0, "9" * 5_000))
-    assert roster.everyone
-    admit(roster, make_hello(0, "10000000"))
-    assert roster.everyone
-    admit(roster, make_hello(0, "1000000"))
-    assert not roster.everyone
+    membership = make_membership(1)
+    admit(membership, make_hello(0, "9" * 5_000))
+    assert membership.everyone
+    admit(membership, make_hello(0, "10000000"))
+    assert membership.everyone
+    admit(membership, make_hello(0, "1000000"))
+    assert not membership.everyone
 
 
 @pytest.mark.parametrize(
@@ -201,42 +204,44 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
         (make_hello(1, 2, job="42"), {}, None),
     ],
 )
-def test_who_can_never_have_a_seat(hello: Hello, own: dict[str, Any], said: str | None) -> None:
-    objection = make_roster(2, **own).objection(hello)
+def test_who_can_never_be_a_member(hello: Hello, own: dict[str, Any], said: str | None) -> None:
+    objection = make_membership(2, **own).objection(hello)
     assert (objection is None) if said is None else (objection is not None and said in objection)
 
 
 def test_the_ranks_that_there_are_are_named() -> None:
-    assert make_roster(5).objection(make_hello(7, 5)) == "RANK=7, but WORLD_SIZE=5 allows 0 to 4. RANK counts nodes."
+    assert (
+        make_membership(5).objection(make_hello(7, 5)) == "RANK=7, but WORLD_SIZE=5 allows 0 to 4. RANK counts nodes."
+    )
 
 
 def test_strays_are_bounded() -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(0, 2), make_hello(1, 2), *(make_hello(rank, 1000) for rank in range(2, 65)))
-    assert roster.objection(make_hello(65, 1000)) is None
+    membership = make_membership(2)
+    admit(membership, make_hello(0, 2), make_hello(1, 2), *(make_hello(rank, 1000) for rank in range(2, 65)))
+    assert membership.objection(make_hello(65, 1000)) is None
     for rank in (66, 67):  # also where two came at once
-        admit(roster, make_hello(rank - 1, 1000))
-        assert roster.objection(make_hello(rank, 1000)) is not None
-    assert roster.objection(make_hello(66, 1000)) == "RANK=66, but WORLD_SIZE=2 allows 0 to 1. RANK counts nodes."
-    assert roster.objection(make_hello(1, 2)) is None  # those that are expected are let in as before
+        admit(membership, make_hello(rank - 1, 1000))
+        assert membership.objection(make_hello(rank, 1000)) is not None
+    assert membership.objection(make_hello(66, 1000)) == "RANK=66, but WORLD_SIZE=2 allows 0 to 1. RANK counts nodes."
+    assert membership.objection(make_hello(1, 2)) is None  # those that are expected are let in as before
 
 
 def test_a_job_that_is_under_way_is_told_to_start_the_missing_again() -> None:
-    roster = make_roster(3, least=2, processes=3, doubtful=True)
-    admit(roster, make_hello(0, 3, tries=1))
-    assert roster.under_way.startswith("the job is running: start its command again on the missing nodes")
-    assert roster.question == ""
-    admit(roster, make_hello(1, 3))
-    assert roster.under_way == ""
+    membership = make_membership(3, least=2, processes=3, doubtful=True)
+    admit(membership, make_hello(0, 3, tries=1))
+    assert membership.under_way.startswith("the job is running: start its command again on the missing nodes")
+    assert membership.question == ""
+    admit(membership, make_hello(1, 3))
+    assert membership.under_way == ""
 
 
 def test_nobody_is_told_to_start_a_pod_again_that_a_controller_replaces() -> None:
-    roster = make_roster(2, runtime="kubernetes")
-    admit(roster, make_hello(0, 2, runtime="kubernetes"))
-    assert roster.under_way == ""  # it has not begun
-    admit(roster, make_hello(0, 2, tries=1, runtime="kubernetes"))
-    assert "a Job does so 10 s after a pod's end, and later each time" in roster.under_way
-    assert "start its command" not in roster.under_way
+    membership = make_membership(2, runtime="kubernetes")
+    admit(membership, make_hello(0, 2, runtime="kubernetes"))
+    assert membership.under_way == ""  # it has not begun
+    admit(membership, make_hello(0, 2, tries=1, runtime="kubernetes"))
+    assert "a Job does so 10 s after a pod's end, and later each time" in membership.under_way
+    assert "start its command" not in membership.under_way
 
 
 EIGHT = {"processes": 8, "gpus": ("H200",) * 8}
@@ -262,51 +267,51 @@ QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
 def test_who_may_have_counted_processes_is_asked_unless_a_scheduler_gave_the_number(
     nodes: int, here: list[dict[str, Any]], asks: str, doubtful: bool
 ) -> None:
-    roster = make_roster(nodes, doubtful=doubtful, **here[0])
-    admit(roster, *(make_hello(rank, nodes, **own) for rank, own in enumerate(here)))
+    membership = make_membership(nodes, doubtful=doubtful, **here[0])
+    admit(membership, *(make_hello(rank, nodes, **own) for rank, own in enumerate(here)))
     if asks and doubtful:
-        assert roster.question.startswith(f"WORLD_SIZE={nodes} counts nodes. Was it meant to count ")
-        assert roster.question.endswith(asks)
+        assert membership.question.startswith(f"WORLD_SIZE={nodes} counts nodes. Was it meant to count ")
+        assert membership.question.endswith(asks)
     else:
-        assert roster.question == ""
+        assert membership.question == ""
 
 
 def test_the_processes_of_a_node_beyond_the_expected_are_not_counted() -> None:
-    roster = make_roster(4, doubtful=True)
-    admit(roster, *(make_hello(rank, 4, processes=2) for rank in (0, 1)), make_hello(9, 10, processes=2))
-    assert roster.question.endswith("The nodes that are here start 2 × 2 = 4: set WORLD_SIZE=2.")
+    membership = make_membership(4, doubtful=True)
+    admit(membership, *(make_hello(rank, 4, processes=2) for rank in (0, 1)), make_hello(9, 10, processes=2))
+    assert membership.question.endswith("The nodes that are here start 2 × 2 = 4: set WORLD_SIZE=2.")
 
 
 @pytest.mark.parametrize(("tries", "nonce"), [((0, 0), ""), ((0, 1), "of 1"), ((2, 1), "of 0")])
 def test_a_job_that_is_under_way_is_told_from_others_as_those_have_it_that_took_part(
     tries: tuple[int, ...], nonce: str
 ) -> None:
-    roster = make_roster(2)
+    membership = make_membership(2)
     admit(
-        roster,
+        membership,
         *(make_hello(rank, 2, tries=tried, attempt=tried, nonce=f"of {rank}") for rank, tried in enumerate(tries)),
     )
-    assert roster.nonce == nonce
+    assert membership.nonce == nonce
 
 
 def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
     def over_the_wire(hello: Hello) -> Hello:
         return decode(encode(hello))
 
-    roster = make_roster(2, job="job 41")
+    membership = make_membership(2, job="job 41")
     own = over_the_wire(make_hello(0, 2, process="node 0's", job="job 41"))
-    assert roster.objection(own) is None
-    admit(roster, make_hello(1, 2, process="first"))
-    assert roster.rival(over_the_wire(make_hello(1, 2, process="first"))) is None
+    assert membership.objection(own) is None
+    admit(membership, make_hello(1, 2, process="first"))
+    assert membership.rival(over_the_wire(make_hello(1, 2, process="first"))) is None
 
 
-def test_a_rival_is_another_process_on_the_same_seat() -> None:
-    roster = make_roster(2)
-    admit(roster, make_hello(1, 2, process="first"))
-    assert roster.rival(make_hello(1, 2, process="first")) is None
-    assert roster.rival(make_hello(1, 2, process="second")) is not None
-    assert roster.rival(make_hello(1, 2, process="another")) is not None
-    assert roster.rival(make_hello(0, 2, process="second")) is None
+def test_a_rival_is_another_process_with_the_same_rank() -> None:
+    membership = make_membership(2)
+    admit(membership, make_hello(1, 2, process="first"))
+    assert membership.rival(make_hello(1, 2, process="first")) is None
+    assert membership.rival(make_hello(1, 2, process="second")) is not None
+    assert membership.rival(make_hello(1, 2, process="another")) is not None
+    assert membership.rival(make_hello(0, 2, process="second")) is None
 
 
 @pytest.mark.parametrize(
@@ -330,12 +335,12 @@ def test_a_rival_is_another_process_on_the_same_seat() -> None:
 def test_those_that_ran_keep_their_places_and_others_take_what_is_left(
     nodes: int, spares: int, here: dict[int, tuple[int, int]], members: tuple[int, ...]
 ) -> None:
-    roster = make_roster(nodes, spares=spares)
+    membership = make_membership(nodes, spares=spares)
     admit(
-        roster,
+        membership,
         *(make_hello(rank, nodes, tries=tries, attempt=tries, place=place) for rank, (tries, place) in here.items()),
     )
-    assert roster.members == members
+    assert membership.participants == members
 
 
 @pytest.mark.parametrize(
@@ -351,42 +356,42 @@ def test_those_that_ran_keep_their_places_and_others_take_what_is_left(
 def test_the_node_that_leads_has_the_place_of_node_0(
     here: dict[int, tuple[int, int]], members: tuple[int, ...]
 ) -> None:
-    roster = Roster(
-        own=make_card(2, 2), nodes=2, least=2, process="node 2's", allow_uneven=False, doubtful=False, spares=1
+    membership = Membership(
+        own=make_info(2, 2), nodes=2, least=2, process="node 2's", allow_uneven=False, doubtful=False, spares=1
     )
     admit(
-        roster,
+        membership,
         *(
             make_hello(rank, 2, tries=tries, attempt=tries, place=place)
             for rank, (tries, place) in here.items()
             if rank != 2
         ),
     )
-    assert not roster.enough
-    admit(roster, make_hello(2, 2, process="node 2's", tries=here[2][0], attempt=here[2][0], place=here[2][1]))
-    assert roster.enough
-    assert roster.members == members
-    assert roster.objection(make_hello(0, 2)) is None
-    assert roster.objection(make_hello(2, 2)) == (
+    assert not membership.enough
+    admit(membership, make_hello(2, 2, process="node 2's", tries=here[2][0], attempt=here[2][0], place=here[2][1]))
+    assert membership.enough
+    assert membership.participants == members
+    assert membership.objection(make_hello(0, 2)) is None
+    assert membership.objection(make_hello(2, 2)) == (
         "RANK=2 is taken by host2, which leads the job; every node needs a RANK of its own."
     )
 
 
 def test_any_node_will_do_where_there_are_spare_ones() -> None:
-    roster = make_roster(3, spares=2)
-    admit(roster, make_hello(0, 3), make_hello(4, 3))
-    assert roster.describe(7) == "waiting for nodes: 2 of 3 after 7 s; any of node ranks 1-3 will do"
-    assert not roster.enough
-    admit(roster, make_hello(2, 3))
-    assert roster.enough
-    assert not roster.complete
+    membership = make_membership(3, spares=2)
+    admit(membership, make_hello(0, 3), make_hello(4, 3))
+    assert membership.describe(7) == "waiting for nodes: 2 of 3 after 7 s; any of node ranks 1-3 will do"
+    assert not membership.enough
+    admit(membership, make_hello(2, 3))
+    assert membership.enough
+    assert not membership.complete
 
 
 @pytest.mark.parametrize(
     ("rank", "reason"), [(2, None), (3, "RANK=3, but WORLD_SIZE=2+1 allows 0 to 2. RANK counts nodes.")]
 )
 def test_ranks_of_spare_nodes_follow_those_of_the_others(rank: int, reason: str | None) -> None:
-    assert make_roster(2, spares=1).objection(make_hello(rank, 2)) == reason
+    assert make_membership(2, spares=1).objection(make_hello(rank, 2)) == reason
 
 
 @pytest.mark.parametrize(
@@ -399,6 +404,6 @@ def test_ranks_of_spare_nodes_follow_those_of_the_others(rank: int, reason: str 
     ],
 )
 def test_a_spare_node_that_does_not_fit_is_told_why(changes: dict[str, Any], says: str) -> None:
-    reason = make_roster(2, spares=1).misfit(Seat(make_hello(2, 2, **changes), None, 0.0))
+    reason = make_membership(2, spares=1).misfit(Member(make_hello(2, 2, **changes), None, 0.0))
     assert bool(reason) == bool(says)
     assert says in reason

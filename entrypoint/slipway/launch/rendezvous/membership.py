@@ -1,5 +1,5 @@
 """Node 0's bookkeeping of a rendezvous: which nodes are here, which are missing or turned away, and whether all fit together,
-from their cards to a table of differences. It knows no network.
+from their node infos to a table of differences. It knows no network.
 
 What must agree and does not ends the job with 78 before torchrun starts; what should agree is a warning.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from slipway.launch.rendezvous.messages import Card, Hello
+from slipway.launch.rendezvous.messages import Hello, NodeInfo
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.protocol.printable import rank_ranges
 
@@ -19,7 +19,7 @@ RANKS = 1_000_000  # a node rank above this is nonsense
 
 
 @dataclass(frozen=True)
-class Seat:
+class Member:
     """A launcher that is here. `address` is where its connection came from, None where it is on node 0's machine.
 
     `offset` is its clock in seconds ahead of node 0's.
@@ -30,20 +30,20 @@ class Seat:
     offset: float
 
     @property
-    def card(self) -> Card:
+    def info(self) -> NodeInfo:
         """How the launcher describes itself."""
-        return self.hello.card
+        return self.hello.info
 
 
-class Roster:
-    """The seats of one rendezvous, by node rank. `own` is the card of the launcher that leads, of node 0 or its successor; only
+class Membership:
+    """The members of one rendezvous, by node rank. `own` describes the launcher that leads, of node 0 or its successor; only
     its launcher `process` can have that rank.
     """
 
     def __init__(
         self,
         *,
-        own: Card,
+        own: NodeInfo,
         nodes: int,
         least: int,
         process: str,
@@ -51,72 +51,74 @@ class Roster:
         doubtful: bool,
         spares: int = 0,
     ) -> None:
-        """A roster with empty seats for `nodes` and `spares`, of which `least` must be taken; `doubtful` as in Terms."""
+        """A membership without members, for `nodes` and `spares`, of which `least` must come; `doubtful` as in Terms."""
         self.own = own
         self.nodes = nodes
         self.spares = spares
         self.launchers = nodes + spares
         self.least = least
-        self.seats: dict[int, Seat] = {}
-        # Counted as launchers come and go, since each of thousands asks for both: seats taken among the expected ones, and the
+        self.members: dict[int, Member] = {}
+        # Counted as launchers come and go, since each of thousands asks for both: members among the expected ones, and the
         # launcher that knows of the newest attempt of this job (None where none knows of any).
         self._here = 0
-        self.newest: Seat | None = None
+        self.newest: Member | None = None
         self._process = process
         self._allow_uneven, self._doubtful = allow_uneven, doubtful
 
     def objection(self, hello: Hello) -> str | None:
-        """Why this launcher can never have a seat (only its fault: the rendezvous continues), or None."""
-        card, own = hello.card, self.own
-        if card.node_rank == own.node_rank and hello.process != self._process:
+        """Why this launcher can never be a member (only its fault: the rendezvous continues), or None."""
+        info, own = hello.info, self.own
+        if info.node_rank == own.node_rank and hello.process != self._process:
             named = "MASTER_ADDR names" if own.node_rank == 0 else "leads the job"
             return f"RANK={own.node_rank} is taken by {own.host}, which {named}; every node needs a RANK of its own."
-        if card.job is not None and own.job is not None and card.job != own.job:
+        if info.job is not None and own.job is not None and info.job != own.job:
             return (
-                f"this is job {card.job}, but the launcher at this address belongs to job {own.job}. "
+                f"this is job {info.job}, but the launcher at this address belongs to job {own.job}. "
                 "Give each job a MASTER_PORT of its own."
             )
-        if 0 <= card.node_rank < self.launchers:
+        if 0 <= info.node_rank < self.launchers:
             return None
         # A node that counts the nodes differently is part of the job: the table will show it.
-        strays = sum(rank >= self.launchers for rank in self.seats)
-        if card.nodes != own.nodes and self.launchers <= card.node_rank < RANKS and strays < STRAYS:
+        strays = sum(rank >= self.launchers for rank in self.members)
+        if info.nodes != own.nodes and self.launchers <= info.node_rank < RANKS and strays < STRAYS:
             return None
         size = f"{self.nodes}+{self.spares}" if self.spares else f"{self.nodes}"
-        return f"RANK={card.node_rank}, but WORLD_SIZE={size} allows 0 to {self.launchers - 1}. RANK counts nodes."
+        return f"RANK={info.node_rank}, but WORLD_SIZE={size} allows 0 to {self.launchers - 1}. RANK counts nodes."
 
-    def rival(self, hello: Hello) -> Seat | None:
-        """Another launcher's seat for the same node rank; a launcher's own older connection is no rival."""
-        seat = self.seats.get(hello.card.node_rank)
-        return seat if seat and seat.hello.process != hello.process else None
+    def rival(self, hello: Hello) -> Member | None:
+        """Another launcher with the same node rank; a launcher's own older connection is no rival."""
+        member = self.members.get(hello.info.node_rank)
+        return member if member and member.hello.process != hello.process else None
 
-    def admit(self, seat: Seat) -> None:
-        """Give a launcher its seat."""
-        self.vacate(seat.card.node_rank)
-        self.seats[seat.card.node_rank] = seat
-        self._here += seat.card.node_rank < self.launchers
-        self.newest = max((one for one in (self.newest, seat) if one and one.card.tries), key=_seniority, default=None)
+    def admit(self, member: Member) -> None:
+        """Make a launcher a member."""
+        self.vacate(member.info.node_rank)
+        self.members[member.info.node_rank] = member
+        self._here += member.info.node_rank < self.launchers
+        self.newest = max(
+            (one for one in (self.newest, member) if one and one.info.tries), key=_seniority, default=None
+        )
 
     def vacate(self, node_rank: int) -> None:
-        """Forget who had this seat."""
-        if gone := self.seats.pop(node_rank, None):
+        """Forget who had this node rank."""
+        if gone := self.members.pop(node_rank, None):
             self._here -= node_rank < self.launchers
             if gone is self.newest:
-                left = [seat for seat in self.seats.values() if seat.card.tries]
+                left = [member for member in self.members.values() if member.info.tries]
                 self.newest = max(left, key=_seniority, default=None)
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The node ranks that no launcher has claimed."""
-        return tuple(rank for rank in range(self.launchers) if rank not in self.seats)
+        return tuple(rank for rank in range(self.launchers) if rank not in self.members)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The node ranks that are here, in order, of those that node 0 expects."""
-        return tuple(sorted(rank for rank in self.seats if rank < self.launchers))
+        return tuple(sorted(rank for rank in self.members if rank < self.launchers))
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def participants(self) -> tuple[int, ...]:
         """The node ranks that run the next attempt, in the order of their places; whoever else is here is a spare node.
 
         Without spare nodes all run, by their ranks. Else the node that leads has place 0, those that ran in the attempt before
@@ -136,19 +138,19 @@ class Roster:
     @property
     def held(self) -> Mapping[int, int]:
         """The places in the newest attempt of this job, by node rank, of those who ran it and are here."""
-        number = self.newest.card.attempt if self.newest else 0
-        cards = [seat.card for seat in self.seats.values() if seat.card.tries and seat.card.attempt == number]
-        return {card.node_rank: card.place for card in cards if card.place >= 0}
+        number = self.newest.info.attempt if self.newest else 0
+        infos = [member.info for member in self.members.values() if member.info.tries and member.info.attempt == number]
+        return {info.node_rank: info.place for info in infos if info.place >= 0}
 
     @property
     def veterans(self) -> int:
         """How many of the expected launchers that are here, beside the one that leads, knew of an attempt of this job before."""
-        return sum(bool(self.seats[rank].card.tries) for rank in self.ranks if rank != self.own.node_rank)
+        return sum(bool(self.members[rank].info.tries) for rank in self.ranks if rank != self.own.node_rank)
 
     @property
     def next_attempt(self) -> int:
         """The number of the next attempt: higher than any that a launcher which is here, or its run directory, knows of."""
-        return max(max(seat.card.attempt, seat.hello.offered) for seat in self.seats.values()) + 1
+        return max(max(member.info.attempt, member.hello.offered) for member in self.members.values()) + 1
 
     @property
     def complete(self) -> bool:
@@ -158,7 +160,7 @@ class Roster:
     @property
     def enough(self) -> bool:
         """Whether as many as must be there are here, the one that leads among them."""
-        return self._here >= self.least and self.own.node_rank in self.seats
+        return self._here >= self.least and self.own.node_rank in self.members
 
     @property
     def run(self) -> str:
@@ -166,55 +168,55 @@ class Roster:
         and has no snapshot, as with an empty disk, it is the run with the newest snapshot that another is to go on with.
         """
         if self.newest:
-            return self.newest.card.run
+            return self.newest.info.run
         if not self.own.goes_on or self.own.snapshot is not None:
             return self.own.run
         kept = [
-            (card.snapshot, -card.node_rank, card.run)
-            for card in self.cards.values()
-            if card.goes_on and card.snapshot is not None
+            (info.snapshot, -info.node_rank, info.run)
+            for info in self.infos.values()
+            if info.goes_on and info.snapshot is not None
         ]
         return max(kept)[-1] if kept else self.own.run
 
     @property
     def nonce(self) -> str:
         """What tells the job from every other, as far as one of those present took part in it."""
-        return self.newest.card.nonce if self.newest else ""
+        return self.newest.info.nonce if self.newest else ""
 
     @property
     def everyone(self) -> bool:
         """Whether everyone that any of those present expects is here."""
         if not self.complete:
             return False
-        texts = {seat.card.nodes for seat in self.seats.values()}
-        return all(len(self.seats) >= int(text) for text in texts if text.isdecimal() and len(text) < 8)
+        texts = {member.info.nodes for member in self.members.values()}
+        return all(len(self.members) >= int(text) for text in texts if text.isdecimal() and len(text) < 8)
 
-    def fits(self, seat: Seat) -> bool:
+    def fits(self, member: Member) -> bool:
         """Whether a launcher agrees with node 0 in all that must agree."""
-        return fits(seat.card, self.own, self._allow_uneven)
+        return fits(member.info, self.own, self._allow_uneven)
 
-    def misfit(self, seat: Seat) -> str:
+    def misfit(self, member: Member) -> str:
         """Why a launcher cannot wait as a spare node, with a table of what differs from the job; empty where it can."""
         reference = self.own
-        if self.newest and self.newest.card.node_rank != seat.card.node_rank:
-            reference = self.newest.card
-        if seat.card.problem or fits(seat.card, reference, self._allow_uneven):
-            return seat.card.problem
-        cards = {reference.node_rank: reference, seat.card.node_rank: seat.card}
-        differences = [one for one in find_differences(cards, {}, self._allow_uneven) if one.must]
+        if self.newest and self.newest.info.node_rank != member.info.node_rank:
+            reference = self.newest.info
+        if member.info.problem or fits(member.info, reference, self._allow_uneven):
+            return member.info.problem
+        infos = {reference.node_rank: reference, member.info.node_rank: member.info}
+        differences = [one for one in find_differences(infos, {}, self._allow_uneven) if one.must]
         names = ", ".join(difference.name for difference in differences)
-        table = draw_table(differences, {rank: card.host for rank, card in cards.items()})
+        table = draw_table(differences, {rank: info.host for rank, info in infos.items()})
         return "\n".join((f"this spare node differs from the others in {names}:", *table))
 
     @property
-    def cards(self) -> Mapping[int, Card]:
-        """The cards of those present, by node rank."""
-        return {rank: seat.card for rank, seat in self.seats.items()}
+    def infos(self) -> Mapping[int, NodeInfo]:
+        """The node infos of those present, by node rank."""
+        return {rank: member.info for rank, member in self.members.items()}
 
     @property
     def hosts(self) -> Mapping[int, str]:
         """The host names of those present, by node rank."""
-        return {rank: seat.card.host for rank, seat in self.seats.items()}
+        return {rank: member.info.host for rank, member in self.members.items()}
 
     def describe(self, seconds: float) -> str:
         """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
@@ -243,7 +245,7 @@ class Roster:
         """What to ask where WORLD_SIZE may count processes: those of the nodes that are here, or of this node alone."""
         if not self._doubtful or self.newest or not self.missing:
             return ""
-        here = [card.processes for rank, card in self.cards.items() if rank < self.nodes]
+        here = [info.processes for rank, info in self.infos.items() if rank < self.nodes]
         asked = f"WORLD_SIZE={self.nodes} counts nodes. Was it meant to count"
         if len(here) > 1:
             made = f"{len(here)} × {here[0]}" if len(set(here)) == 1 else " + ".join(map(str, here))
@@ -260,54 +262,54 @@ class Roster:
         return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."
 
 
-def _seniority(seat: Seat) -> tuple[int, bool, int]:
+def _seniority(member: Member) -> tuple[int, bool, int]:
     """A later attempt comes first, then who took part in it, then the lower node rank."""
-    return seat.card.attempt, seat.card.place >= 0, -seat.card.node_rank
+    return member.info.attempt, member.info.place >= 0, -member.info.node_rank
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to compare: its name in the table, whether it must agree, how to read it from a card, what to do.
+    """One thing to compare: its name in the table, whether it must agree, how to read it from a node's info, what to do.
 
     What is `optional` counts only between those that have it.
     """
 
     name: str
     must: bool
-    read: Callable[[Card], str]
+    read: Callable[[NodeInfo], str]
     advice: str = ""
     optional: bool = False
 
-    def agree(self, one: Card, other: Card) -> bool:
-        """Whether two cards have the same, or one of them nothing that counts."""
+    def agree(self, one: NodeInfo, other: NodeInfo) -> bool:
+        """Whether two node infos have the same, or one of them nothing that counts."""
         here, there = self.read(one), self.read(other)
         return here == there or (self.optional and not (here and there))
 
 
-def gpu_models(card: Card) -> str:
+def gpu_models(info: NodeInfo) -> str:
     """`8 × NVIDIA H100` or `no GPU`; several models are listed."""
-    kinds = sorted(set(card.gpus))
-    return ", ".join(f"{card.gpus.count(kind)} × {kind}" for kind in kinds) or "no GPU"
+    kinds = sorted(set(info.gpus))
+    return ", ".join(f"{info.gpus.count(kind)} × {kind}" for kind in kinds) or "no GPU"
 
 
-def read_optional(name: str) -> Callable[[Card], str]:
+def read_optional(name: str) -> Callable[[NodeInfo], str]:
     """Read a field that may be None, which the table shows as `none`."""
-    return lambda card: "none" if (value := getattr(card, name)) is None else str(value)
+    return lambda info: "none" if (value := getattr(info, name)) is None else str(value)
 
 
 PROCESSES, SNAPSHOT = "processes per node", "newest snapshot"
 RULES = (
-    Rule("WORLD_SIZE (nodes)", True, lambda card: card.nodes, "WORLD_SIZE counts nodes and is the same on all of them"),
-    Rule("workload", True, lambda card: card.workload),
-    Rule("arguments", True, lambda card: shlex.join(card.arguments)),
+    Rule("WORLD_SIZE (nodes)", True, lambda info: info.nodes, "WORLD_SIZE counts nodes and is the same on all of them"),
+    Rule("workload", True, lambda info: info.workload),
+    Rule("arguments", True, lambda info: shlex.join(info.arguments)),
     Rule(
         PROCESSES,
         True,
-        lambda card: str(card.processes),
+        lambda info: str(info.processes),
         "give every node the same number, or --allow-uneven to run with the smallest on all",
     ),
-    Rule("backend", True, lambda card: card.backend),
-    Rule("slipway", True, lambda card: card.version, "start the same image on all nodes"),
+    Rule("backend", True, lambda info: info.backend),
+    Rule("slipway", True, lambda info: info.version, "start the same image on all nodes"),
     Rule("torch", True, read_optional("torch"), "start the same image on all nodes"),
     Rule("NCCL", True, read_optional("nccl"), "start the same image on all nodes"),
     Rule("embedded data", True, read_optional("data"), "start the same image on all nodes"),
@@ -316,14 +318,14 @@ RULES = (
     Rule(
         "--run-dir (a name)",
         True,
-        lambda card: "" if card.run_dir.startswith("/") else card.run_dir,
+        lambda info: "" if info.run_dir.startswith("/") else info.run_dir,
         "give all nodes of a job the same run directory, and each job a MASTER_ADDR of its own",
         optional=True,
     ),
     Rule(
         "--run-dir (a path)",
         False,
-        lambda card: card.run_dir.rpartition("/")[2] if card.run_dir.startswith("/") else "",
+        lambda info: info.run_dir.rpartition("/")[2] if info.run_dir.startswith("/") else "",
         optional=True,
     ),
     Rule("driver", False, read_optional("driver")),
@@ -336,9 +338,9 @@ def _rules(allow_uneven: bool) -> tuple[Rule, ...]:
     return tuple(replace(rule, must=False) if rule.name == PROCESSES and allow_uneven else rule for rule in RULES)
 
 
-def fits(card: Card, reference: Card, allow_uneven: bool) -> bool:
-    """Whether all that must agree does, between two cards, and the node has no problem of its own."""
-    return not card.problem and all(rule.agree(card, reference) for rule in _rules(allow_uneven) if rule.must)
+def fits(info: NodeInfo, reference: NodeInfo, allow_uneven: bool) -> bool:
+    """Whether all that must agree does, between two node infos, and the node has no problem of its own."""
+    return not info.problem and all(rule.agree(info, reference) for rule in _rules(allow_uneven) if rule.must)
 
 
 @dataclass(frozen=True)
@@ -355,15 +357,15 @@ CLOCK_SECONDS = 2.0  # a larger clock offset makes logs and snapshot times of se
 
 
 def find_differences(
-    cards: Mapping[int, Card], offsets: Mapping[int, float], allow_uneven: bool
+    infos: Mapping[int, NodeInfo], offsets: Mapping[int, float], allow_uneven: bool
 ) -> tuple[Difference, ...]:
-    """All differences between the cards (by node rank); `offsets` are clocks in seconds ahead of node 0's."""
+    """All differences between the node infos (by node rank); `offsets` are clocks in seconds ahead of node 0's."""
     found = []
-    goes_on = any(card.tries for card in cards.values())  # then a newcomer gets its snapshot from the others
+    goes_on = any(info.tries for info in infos.values())  # then a newcomer gets its snapshot from the others
     for rule in (rule for rule in _rules(allow_uneven) if not (goes_on and rule.name == SNAPSHOT)):
         nodes = defaultdict(list)
-        for node_rank in sorted(cards):
-            nodes[rule.read(cards[node_rank])].append(node_rank)
+        for node_rank in sorted(infos):
+            nodes[rule.read(infos[node_rank])].append(node_rank)
         if len(nodes) - (rule.optional and "" in nodes) > 1:
             values = tuple((value, tuple(ranks)) for value, ranks in nodes.items())
             found.append(Difference(rule.name, rule.must, values, rule.advice))
