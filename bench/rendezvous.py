@@ -25,9 +25,9 @@ from typing import Any
 
 from slipway.launch.rendezvous import link
 from slipway.launch.rendezvous.codec import decode, encode
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -93,7 +93,9 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     start = wait_for_start()
     before = resource.getrusage(resource.RUSAGE_SELF)
     with Rendezvous(
-        Terms(node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet)
+        RendezvousConfig(
+            node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet
+        )
     ) as rendezvous:
         rendezvous.join(make_info(0, nodes))
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
@@ -121,7 +123,7 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
 
     def make_client(rank: int) -> Client:
         return Client(
-            Terms(
+            RendezvousConfig(
                 node_rank=rank,
                 nodes=nodes,
                 address="127.0.0.1",

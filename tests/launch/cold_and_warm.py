@@ -18,9 +18,9 @@ from launchers import PYTHON
 from ports import take_ports
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.attempt import lasting
+from slipway.launch.attempt import job_wide
 from slipway.launch.attempt.child import AGENT
-from slipway.launch.attempt.lasting import Spare
+from slipway.launch.attempt.job_wide import Spare
 from slipway.process.tree import OwnProcesses, adopt_orphans
 from slipway.protocol.imports import Imports
 
@@ -100,7 +100,7 @@ def run_cold(words: Sequence[str], folder: Path, more: Mapping[str, str]) -> Ran
 def parked(words: Sequence[str], folder: Path, more: Mapping[str, str], imports: Imports) -> Iterator[Spare]:
     """The process that waits for the next attempt, once it has imported everything."""
     adopt_orphans()
-    lasting.LOADING = PATIENCE
+    job_wide.LOADING = PATIENCE
     before = Path.cwd()
     with Spare(OwnProcesses(), wanted=True) as spare:
         told = without_place(environment(folder, more))

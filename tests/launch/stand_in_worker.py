@@ -124,7 +124,7 @@ class Worker:
         self._folder = place.run_dir / SNAPSHOTS
         self._memory = [os.open(path, os.O_RDWR) for path in place.memory]
         touch_run_file(place.node_dir / HONOURS_STOP)
-        fenced = (lambda: place.superseded) if place.keeps_snapshots else (lambda: False)
+        fenced = (lambda: place.superseded) if place.is_writer else (lambda: False)
         self._heartbeat = Heartbeat(rank_file(place.node_dir, HEARTBEATS, place.rank), fenced)
 
     def run(self) -> int:
@@ -200,14 +200,14 @@ class Worker:
         kept = newest_in(self._memory)
         if kept and (kept.attempt, kept.step) > found[:2] and kept.loads < LOADS:
             found = kept.attempt, kept.step, ""
-        own = found if self._place.resume == "auto" and self._place.keeps_snapshots else (-1, -1, "")
+        own = found if self._place.resume == "auto" and self._place.is_writer else (-1, -1, "")
         newest = max(map(tuple, self._ranks.share(own)))
         if newest[1] < 0:
             return
         self._step = newest[1]
         self._say(f"resuming from {newest[2] or f'{snapshot_name(self._step)}, in memory'}")
         if newest[2]:
-            if own[:2] != newest[:2] and self._place.keeps_snapshots:
+            if own[:2] != newest[:2] and self._place.is_writer:
                 self._write()
             self._saved, self._snapshot = self._step, snapshot_name(self._step)
         for buffer in self._memory:
@@ -218,7 +218,7 @@ class Worker:
     def _save(self) -> None:
         if self._saved == self._step:
             return
-        if self._place.keeps_snapshots:
+        if self._place.is_writer:
             self._write()
         self._ranks.share(None)
         self._saved, self._snapshot = self._step, snapshot_name(self._step)

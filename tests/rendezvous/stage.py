@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.rendezvous.codec import decode, encode
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Go, Hello, Here, NodeInfo, Ping, Pong, Probe, Probed, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.errors import LaunchError
@@ -69,7 +69,7 @@ class Launcher(threading.Thread):
 
     def open(self) -> Rendezvous:
         return Rendezvous(
-            Terms(
+            RendezvousConfig(
                 node_rank=self.info.node_rank,
                 nodes=self.nodes,
                 address=self.address,

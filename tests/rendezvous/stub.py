@@ -11,8 +11,8 @@ from pathlib import Path
 
 from stage import make_info, make_outcome
 
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -25,7 +25,7 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
     timeout = float(str(more.get("timeout", 20.0)))
     try:
         with Rendezvous(
-            Terms(
+            RendezvousConfig(
                 node_rank=node_rank,
                 nodes=nodes,
                 address=address,

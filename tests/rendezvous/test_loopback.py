@@ -19,9 +19,9 @@ from waiting import PATIENCE, wait_until
 from slipway.check.finding import ok
 from slipway.launch.rendezvous import coordinator
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.ring import Ring
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve import runtimes
 from slipway.launch.resolve.connectivity import listen
 from slipway.launch.verdict.verdict import Outcome
@@ -151,7 +151,7 @@ def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, mon
 
     monkeypatch.setattr("asyncio.events.new_event_loop", fail)
     rendezvous = Rendezvous(
-        Terms(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print)
+        RendezvousConfig(node_rank=1, nodes=2, address=LOOPBACK, port=port, timeout=5, folder=tmp_path, say=print)
     )
     with pytest.raises(LaunchError, match=r"Too many open files.*ulimit -n"), rendezvous:
         pass

@@ -18,9 +18,9 @@ from virtual_network import Listener, NetworkLoop, VirtualNetwork
 from virtual_time import HERE, Process
 
 from slipway.launch.rendezvous.client import Client
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -127,9 +127,9 @@ class Crowd:
 
     async def _live(self) -> None:
         clock = Clock(time=lambda: 1.7e9 + self._loop.time(), monotonic=self._loop.time, age=lambda: 0.0)
-        terms = [self._terms(rank, clock) for rank in range(self._nodes)]
-        master, clients = Rendezvous(terms[0]), [Client(one) for one in terms[1:]]
-        master._socket = terms[0].network.listen(terms[0].port)
+        config = [self._config(rank, clock) for rank in range(self._nodes)]
+        master, clients = Rendezvous(config[0]), [Client(one) for one in config[1:]]
+        master._socket = config[0].network.listen(config[0].port)
         serving = self._start(0, master._serve())
         await asyncio.sleep(1)
 
@@ -155,8 +155,8 @@ class Crowd:
         master._closing.set()
         await serving
 
-    def _terms(self, rank: int, clock: Clock) -> Terms:
-        return Terms(
+    def _config(self, rank: int, clock: Clock) -> RendezvousConfig:
+        return RendezvousConfig(
             node_rank=rank,
             nodes=self._nodes,
             address=self._processes[0].address,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from virtual_time import Process, Program, is_on_loop
 
 from slipway import __version__
-from slipway.launch.attempt.lasting import Lasting
+from slipway.launch.attempt.job_wide import JobWide
 from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.hangs.hang import HangReport
@@ -27,9 +27,9 @@ from slipway.launch.interruptions.metadata import SERVICES
 from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import JobParts, make_attempts
 from slipway.launch.node import enter
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Go, NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.spot import Watched
 from slipway.launch.run_directory.bookkeeping import Milestones
@@ -168,10 +168,10 @@ class Launcher:
             parts = JobParts(self.clock, self._attempt, self._make_lock, lambda job, spare: None)
             return make_attempts(job, node, nodes, self.stops, stack, parts)
 
-    def _make_rendezvous(self, terms: Terms) -> SimulatedRendezvous:
+    def _make_rendezvous(self, config: RendezvousConfig) -> SimulatedRendezvous:
         network, name = self.world.network.seen_from(self.process), self.process.name
-        terms = dataclasses.replace(terms, network=network, random=self.dice, process=name, say=self._say)
-        self.rendezvous = SimulatedRendezvous(terms, self)
+        config = dataclasses.replace(config, network=network, random=self.dice, process=name, say=self._say)
+        self.rendezvous = SimulatedRendezvous(config, self)
         return self.rendezvous
 
     def _say(self, line: str) -> None:
@@ -187,11 +187,11 @@ class Launcher:
         stops: Stops,
         lost: Callable[[], Elsewhere | None],
         report: HangReport,
-        lasting: Lasting,
+        job_wide: JobWide,
     ) -> Try:
         """What attempt.attempt does, with pretended workers."""
         prepare_run(run, job.plan, __version__, self.clock.time())
-        return Work(self, job, run, lost, report, lasting).train()
+        return Work(self, job, run, lost, report, job_wide).train()
 
 
 class Work:
@@ -204,12 +204,12 @@ class Work:
         run: Run,
         lost: Callable[[], Elsewhere | None],
         report: HangReport,
-        lasting: Lasting,
+        job_wide: JobWide,
     ) -> None:
-        self._launcher, self._job, self._run, self._lost, self._lasting = launcher, job, run, lost, lasting
+        self._launcher, self._job, self._run, self._lost, self._job_wide = launcher, job, run, lost, job_wide
         self._report = report
         self._topology = job.plan.topology
-        self._milestones = Milestones(launcher.clock.monotonic(), lasting.reached)
+        self._milestones = Milestones(launcher.clock.monotonic(), job_wide.reached)
         self._before = newest_step(run.path)
         self._team = launcher.world.team(self._topology.rendezvous_id, launcher.order, self._topology.nodes)
 
@@ -241,7 +241,7 @@ class Work:
         if team.moved:
             self._milestones.take({0: Beat(0, Phase.TRAIN, team.step, monotonic=now)}, now)
         self._milestones.look(now, started=True, ending=False)
-        self._lasting.look_on(self._milestones)
+        self._job_wide.look_on(self._milestones)
 
     def _ended(self) -> Outcome | None:
         """How the training ended on this node, None while it goes on."""
@@ -432,8 +432,8 @@ class SimulatedLock(RunLock):
 class SimulatedRendezvous(Rendezvous):
     """The product's part of a launcher in the rendezvous, on the virtual loop instead of a thread."""
 
-    def __init__(self, terms: Terms, launcher: Launcher) -> None:
-        super().__init__(terms)
+    def __init__(self, config: RendezvousConfig, launcher: Launcher) -> None:
+        super().__init__(config)
         self._launcher = launcher
         self._thread = launcher.process  # type: ignore[assignment]  # it is asked whether it lives
 

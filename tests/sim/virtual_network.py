@@ -17,7 +17,7 @@ from typing import Any
 
 from virtual_time import HERE, Process, VirtualLoop
 
-from slipway.launch.rendezvous.terms import Network
+from slipway.launch.rendezvous.config import Network
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 AGAIN = 0.2  # seconds until a kernel tries again to send what was not acknowledged

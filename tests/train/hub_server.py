@@ -1,4 +1,4 @@
-"""A stand-in for the Hub on this machine: it speaks the part of its protocol that huggingface_hub uses, faults included.
+"""A stand-in for the Hub on this machine: it is_local_leader the part of its protocol that huggingface_hub uses, faults included.
 
 hub = HubServer()
 commit = hub.add("acme/tiny", {"config.json": b"{}"})

@@ -11,7 +11,7 @@ import pytest
 from stand_ins import plan_for, write_files
 
 from slipway.launch.attempt.ending import Facts
-from slipway.launch.attempt.lasting import Lasting
+from slipway.launch.attempt.job_wide import JobWide
 from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import STACKS, TICK, Stop, Stops
 from slipway.launch.attempt.supervise import Attempt
@@ -90,8 +90,8 @@ class World:
             has_open=lambda pid, folder: False,
             send_signal=self._send,
         )
-        lasting = Lasting(own=self)  # type: ignore[arg-type]
-        more: dict[str, Any] = {"lasting": lasting, "machine": machine, "start": self._start}
+        job_wide = JobWide(own=self)  # type: ignore[arg-type]
+        more: dict[str, Any] = {"job_wide": job_wide, "machine": machine, "start": self._start}
         attempt = Attempt(self._plan, self.run, Limits(GRACE, HANG), stops, self.said.append, **more)
         return attempt.supervise({}, lambda: None)
 

@@ -15,7 +15,7 @@ from slipway.launch.verdict.restarts import (
     PAUSES,
     SPELL,
     STUCK,
-    Course,
+    AttemptHistory,
     Ending,
     Try,
     came_from_outside,
@@ -64,9 +64,9 @@ def test_an_attempt_advanced_where_it_left_a_newer_snapshot(
     ],
 )
 def test_the_attempts_of_a_job_are_counted(numbers: tuple[int, ...], missed: int, made: int, number: int) -> None:
-    course = Course(tuple(tried(number=each) for each in numbers), missed=missed)
-    assert (course.made, course.number) == (made, number)
-    assert (Course().made, Course().number) == (0, 0)
+    history = AttemptHistory(tuple(tried(number=each) for each in numbers), missed=missed)
+    assert (history.made, history.number) == (made, number)
+    assert (AttemptHistory().made, AttemptHistory().number) == (0, 0)
 
 
 def test_an_attempt_that_could_not_be_made_gained_nothing_and_an_end_counts_no_failures() -> None:
@@ -137,7 +137,7 @@ def test_failures_are_counted_in_a_row_and_progress_begins_anew(last: Try, befor
     assert count_failures(last, before) == failures
 
 
-def course(*attempts: Try, limit: int = 3) -> list[float | None]:
+def pauses_of(*attempts: Try, limit: int = 3) -> list[float | None]:
     """The pause behind each attempt of a job, up to its end."""
     failures, pauses = 0, []
     for made, last in enumerate(attempts, 1):
@@ -168,7 +168,7 @@ SHORT = tried(**NEWER, gained=1.0)  # trains for a second, saves, and crashes
 def test_a_job_that_advances_is_never_given_up_and_a_crash_loop_is(
     attempts: tuple[Try, ...], pauses: list[float | None]
 ) -> None:
-    assert course(*attempts) == pauses
+    assert pauses_of(*attempts) == pauses
 
 
 @pytest.mark.parametrize("word", sorted(CODES))
@@ -249,7 +249,7 @@ def test_three_failures_without_a_newer_snapshot_end_it(tries: tuple[Try, ...], 
 
 @given(st.lists(st.sampled_from([FAILED, LOST, KILLED, *GROWING, SHORT, STEADY]), min_size=1), st.integers(0, 5))
 def test_no_job_has_more_restarts_in_a_row_without_progress_than_the_limit(tries: list[Try], limit: int) -> None:
-    pauses = course(*tries, limit=limit)
+    pauses = pauses_of(*tries, limit=limit)
     row = 0
     for last, pause in zip(tries, pauses, strict=False):
         row = 0 if last.progressed else row + 1

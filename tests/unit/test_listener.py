@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipway.launch.hangs import inquiry
-from slipway.launch.hangs.inquiry import WatchedWorker
+from slipway.launch.hangs import stack_request
+from slipway.launch.hangs.stack_request import WatchedWorker
 from slipway.protocol.tracebacks import ProgramEnd
 
 STATUS = {"0": {"last_completed_collective": "4", "last_enqueued_collective": "5"}}
@@ -56,7 +56,7 @@ def test_what_is_no_answer_is_refused(worker: WatchedWorker, text: bytes) -> Non
 
 
 def test_an_answer_without_an_end_is_refused(worker: WatchedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "LARGEST", 100)
+    monkeypatch.setattr(stack_request, "LARGEST", 100)
     with pytest.raises(ValueError, match="too long"):
         worker.take(b"x" * 101)
 

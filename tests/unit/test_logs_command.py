@@ -14,7 +14,7 @@ from stand_ins import Slipway
 from slipway.launch.attempt.worker_output import stamp
 from slipway.launch.verdict.block import outcome_json
 from slipway.launch.verdict.cause import said
-from slipway.launch.verdict.restarts import Course, Try
+from slipway.launch.verdict.restarts import AttemptHistory, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.errors import CONFIGURATION, USAGE
 from slipway.protocol.files import write_json
@@ -103,7 +103,7 @@ def ended(run: Path, *attempts: Outcome, newest: int) -> None:
     """Let the launcher write its verdict on these attempts; `newest` is the number of the last."""
     first = newest - len(attempts) + 1
     tries = tuple(Try(number, outcome) for number, outcome in enumerate(attempts, first))
-    write_json(run / "outcome.json", outcome_json(judge([attempts[-1]]), 0, Course(tries)))
+    write_json(run / "outcome.json", outcome_json(judge([attempts[-1]]), 0, AttemptHistory(tries)))
 
 
 LOST = Outcome(1, "gpu08", "lost", START, cause=said("no heartbeat for 30 s"))

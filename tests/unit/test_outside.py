@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from slipway.launch.hangs.inquiry import Outside, find_program, read_dump
+from slipway.launch.hangs.stack_request import PySpy, find_program, read_dump
 from slipway.launch.hangs.standing import read_standing
 
 THREADS: list[dict[str, Any]] = [
@@ -29,8 +29,8 @@ def stand_in(folder: Path, text: str) -> str:
     return str(program)
 
 
-def look(program: str) -> Outside:
-    outside = Outside([7], program)
+def look(program: str) -> PySpy:
+    outside = PySpy([7], program)
     wait_until(lambda: outside.over, "the end of py-spy")
     return outside
 
@@ -50,8 +50,8 @@ def test_what_fails_leaves_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_without_py_spy_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.launch.hangs.inquiry.find_program", lambda: None)
-    outside = Outside([7])
+    monkeypatch.setattr("slipway.launch.hangs.stack_request.find_program", lambda: None)
+    outside = PySpy([7])
     assert outside.over
     assert outside.answers == {}
 

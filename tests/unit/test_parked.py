@@ -8,8 +8,8 @@ from typing import Any
 # The agent is forked off here as a launcher starts one, and leaves the process behind.
 LAUNCHER = """
 import json, os, signal, sys, time
-from slipway.launch.attempt import lasting
-from slipway.launch.attempt.lasting import Spare
+from slipway.launch.attempt import job_wide
+from slipway.launch.attempt.job_wide import Spare
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, lives, send_signal, trees
 from slipway.process.standby import fork_standby
@@ -29,7 +29,7 @@ def say(**what):
 def count():  # without what has ended and was not waited for yet: the one between the standby and an agent
     return sum(map(lives, trees([launcher])[launcher]))
 
-lasting.ANSWER = 60.0
+job_wide.ANSWER = 60.0
 launcher, out = os.getpid(), os.dup(1)
 adopt_orphans()
 os.environ["B"] = "of the first attempt"

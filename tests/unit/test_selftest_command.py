@@ -12,20 +12,20 @@ from stand_ins import Slipway, make_devices, make_host
 
 from slipway.check import selftest
 from slipway.check.selftest import SelftestRow
-from slipway.check.selftest_trial import Ground, Result, broken, passed
+from slipway.check.selftest_trial import Result, Sandbox, broken, passed
 from slipway.launch.resolve import devices, host
 
 
-def good(name: str, ground: Ground) -> Iterator[Result]:
-    (ground.folder / "left").touch()
+def good(name: str, sandbox: Sandbox) -> Iterator[Result]:
+    (sandbox.folder / "left").touch()
     yield passed(name, "right")
 
 
-def bad(name: str, ground: Ground) -> Iterator[Result]:
+def bad(name: str, sandbox: Sandbox) -> Iterator[Result]:
     yield broken(name, "wrong numbers", 77, "take it out")
 
 
-def breaks(name: str, ground: Ground) -> Iterator[Result]:
+def breaks(name: str, sandbox: Sandbox) -> Iterator[Result]:
     yield passed(name, "the first half")
     raise ValueError("no such thing")
 

@@ -16,14 +16,14 @@ from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.closing import conclude
 from slipway.launch.job import decide_next
 from slipway.launch.node import Node, enter
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Go
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import SeveralNodes, agree, make_info, may_count_processes, runs_folder
 from slipway.launch.verdict.cause import Cause, CauseKind, said
-from slipway.launch.verdict.restarts import Course, Ending, Try
+from slipway.launch.verdict.restarts import AttemptHistory, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import write_json
 
@@ -197,14 +197,14 @@ def test_nodes_look_for_each_others_files_where_the_run_lies(
 def test_who_was_left_behind_leaves_what_later_attempts_found(tmp_path: Path, begun: int, stands: str) -> None:
     write_json(tmp_path / "run.json", {"attempt": begun})
     write_json(tmp_path / "outcome.json", {"attempt": begun, "word": "finished"})
-    conclude(judge([LOST]), job_of(), Run(tmp_path, "none", 1), Course((Try(1, LOST),)))
+    conclude(judge([LOST]), job_of(), Run(tmp_path, "none", 1), AttemptHistory((Try(1, LOST),)))
     assert RunDirectory(tmp_path).outcome_json["word"] == stands
 
 
 def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
     for number, outcome in enumerate((Outcome(0, "n0", "finished", 1.0), LOST), 1):
         write_json(tmp_path / "run.json", {"attempt": number})
-        conclude(judge([outcome]), job_of(), Run(tmp_path, "auto", number), Course((Try(number, outcome),)))
+        conclude(judge([outcome]), job_of(), Run(tmp_path, "auto", number), AttemptHistory((Try(number, outcome),)))
     told = RunDirectory(tmp_path).outcome_json
     assert [(tried["number"], tried["outcome"]["word"]) for tried in told["attempts"]] == [(1, "finished"), (2, "lost")]
     assert told["word"] == "lost"
@@ -216,7 +216,7 @@ def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pyt
         ({}, "with --resume auto"),
         ({"SLIPWAY_STORE": "s3://bucket/x"}, "--resume auto --store s3://bucket/x"),
     ):
-        conclude(judge([sick]), job_of(**environ), Run(tmp_path, "auto", 1), Course((Try(1, sick),)))
+        conclude(judge([sick]), job_of(**environ), Run(tmp_path, "auto", 1), AttemptHistory((Try(1, sick),)))
         assert advice in RunDirectory(tmp_path).outcome_json["first"]["advice"]
         assert advice in " ".join(capfd.readouterr().err.split())
 
@@ -224,7 +224,7 @@ def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pyt
 @pytest.mark.parametrize("attempts", [None, "x", [7, {"number": "one"}, {}]])
 def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attempts: Any) -> None:
     write_json(tmp_path / "outcome.json", {"attempts": attempts})
-    conclude(judge([LOST]), job_of(), Run(tmp_path, "auto", 2), Course((Try(2, LOST),)))
+    conclude(judge([LOST]), job_of(), Run(tmp_path, "auto", 2), AttemptHistory((Try(2, LOST),)))
     assert [tried["number"] for tried in RunDirectory(tmp_path).outcome_json["attempts"]] == [2]
 
 
@@ -257,7 +257,7 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
     class Messages:
         stops = ()
 
-        def __init__(self, terms: object) -> None:
+        def __init__(self, config: object) -> None:
             pass
 
         def stop(self, number: str, name: str, *, notice: bool) -> None:
@@ -280,7 +280,7 @@ def test_a_request_of_the_last_moment_is_told_before_the_outcome() -> None:
 
 
 def test_news_wakes_who_waits_for_the_workers() -> None:
-    given: list[Terms] = []
+    given: list[RendezvousConfig] = []
     with Stops() as stops:
         SeveralNodes(job_of(), stops, rendezvous=given.append)  # type: ignore[arg-type]
         assert select.select([stops.reader], [], [], 0)[0] == []

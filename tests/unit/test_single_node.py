@@ -19,7 +19,7 @@ from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import agree
 from slipway.launch.verdict.block import block, outcome_json, what_to_do
 from slipway.launch.verdict.cause import Cause, CauseKind, said
-from slipway.launch.verdict.restarts import Course, Ending, Try
+from slipway.launch.verdict.restarts import AttemptHistory, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 
 
@@ -107,27 +107,29 @@ def test_a_stop_between_attempts_is_the_end_and_names_what_came_before() -> None
         ended = stopped_here(job, Node(Run(Path("lm"), "none", 2), (tried(2),)), stops, 0.0)
     assert (ended.outcome.word, ended.outcome.node_rank) == ("cancelled", 1)
     assert "SIGINT came before attempt 3; attempt 2 ended at node 0 (n0), rank 1" in ended.outcome.evidence
-    course = Course((tried(1), tried(2), ended))
-    assert "  restarts    1" in block(judge([ended.outcome]), course), "there were two attempts"
-    assert "  restarts    none" in block(judge([ended.outcome]), Course((tried(2), ended)))
+    history = AttemptHistory((tried(1), tried(2), ended))
+    assert "  restarts    1" in block(judge([ended.outcome]), history), "there were two attempts"
+    assert "  restarts    none" in block(judge([ended.outcome]), AttemptHistory((tried(2), ended)))
 
 
 def test_the_closing_block_counts_the_attempts() -> None:
-    course = Course((tried(1), tried(2), tried(3, "finished")))
-    lines = block(judge([course.tries[-1].outcome]), course)
+    history = AttemptHistory((tried(1), tried(2), tried(3, "finished")))
+    lines = block(judge([history.tries[-1].outcome]), history)
     assert lines[0].startswith("finished on 1 node after 3 attempts")
-    course = Course((tried(1), tried(2)), Cause(CauseKind.LIMIT, number=2, name="1"))
-    lines = block(judge([course.tries[-1].outcome]), course)
+    history = AttemptHistory((tried(1), tried(2)), Cause(CauseKind.LIMIT, number=2, name="1"))
+    lines = block(judge([history.tries[-1].outcome]), history)
     assert [line for line in lines if line.startswith("  attempt")] == [
         "  attempt 1   node 0 (n0), rank 1: ValueError: bad"
     ]
     assert "  restarts    1: --max-restarts 1, and 2 failures in a row were without progress" in lines
-    assert "  restarts    none: because" in block(judge([tried().outcome]), Course((tried(),), Cause(text="because")))
-    many = block(judge([tried().outcome]), Course(tuple(map(tried, range(1, 21)))))
+    assert "  restarts    none: because" in block(
+        judge([tried().outcome]), AttemptHistory((tried(),), Cause(text="because"))
+    )
+    many = block(judge([tried().outcome]), AttemptHistory(tuple(map(tried, range(1, 21)))))
     assert [line.split()[1] for line in many if line.startswith("  attempt ")] == [str(n) for n in range(12, 20)]
     assert "  attempts    11 more before these: see outcome.json" in many
-    told = outcome_json(judge([course.tries[-1].outcome]), 0, course)
-    assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, str(course.why), 2)
+    told = outcome_json(judge([history.tries[-1].outcome]), 0, history)
+    assert (told["attempt"], told["no_restart"], len(told["attempts"])) == (2, str(history.why), 2)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slipway.launch.attempt import lasting as module
-from slipway.launch.attempt.lasting import Spare, lasting
+from slipway.launch.attempt import job_wide as module
+from slipway.launch.attempt.job_wide import Spare, lasting_variables
 from slipway.process.standby import take_numbers
 from slipway.process.tree import FILES, Forked, OwnProcesses
 from slipway.process.warm import is_forkable
@@ -115,7 +115,7 @@ def test_none_is_left_behind_where_none_is_wanted() -> None:
 
 
 def test_what_differs_from_attempt_to_attempt_does_not_count() -> None:
-    assert lasting({"SLIPWAY_ATTEMPT": "3", "TORCH_FR_BUFFER_SIZE": "1", "COLUMNS": "80", "A": "b"}) == {"A": "b"}
+    assert lasting_variables({"SLIPWAY_ATTEMPT": "3", "TORCH_FR_BUFFER_SIZE": "1", "COLUMNS": "80", "A": "b"}) == {"A": "b"}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from slipway.launch.rendezvous.terms import Terms
+from slipway.launch.rendezvous.config import RendezvousConfig
 
 
-def make_terms(nodes: int, spares: int, node_rank: int = 1) -> Terms:
-    return Terms(
+def make_config(nodes: int, spares: int, node_rank: int = 1) -> RendezvousConfig:
+    return RendezvousConfig(
         node_rank=node_rank,
         nodes=nodes,
         spares=spares,
@@ -38,11 +38,11 @@ def make_terms(nodes: int, spares: int, node_rank: int = 1) -> Terms:
 def test_a_launcher_leads_where_as_many_as_an_attempt_needs_ask_it(
     nodes: int, spares: int, node_rank: int, asking: set[int], leads: bool
 ) -> None:
-    assert make_terms(nodes, spares, node_rank).may_lead(asking) == leads
+    assert make_config(nodes, spares, node_rank).may_lead(asking) == leads
 
 
 def test_no_two_groups_of_launchers_can_be_large_enough() -> None:
     for nodes in range(2, 9):
         for spares in range(1, 9):
-            if make_terms(nodes, spares).succeeds:
+            if make_config(nodes, spares).succeeds:
                 assert nodes + spares - nodes < nodes, f"{nodes}+{spares}"

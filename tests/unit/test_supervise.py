@@ -16,7 +16,7 @@ from stand_ins import plan_for, write_files
 from slipway.launch.attempt import stop_handler, supervise
 from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.lasting import Lasting, Spare
+from slipway.launch.attempt.job_wide import JobWide, Spare
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
@@ -90,7 +90,7 @@ def supervise_worker(
     with Stops() as stops:
         stops.came = [*asked]
         limits, say = Limits(60.0, after_failure=after_failure), (said if said is not None else []).append
-        attempt = Attempt(plan, run, limits, stops, say, lasting=Lasting(own=worker.own), machine=machine, start=start)  # type: ignore[arg-type]
+        attempt = Attempt(plan, run, limits, stops, say, job_wide=JobWide(own=worker.own), machine=machine, start=start)  # type: ignore[arg-type]
         return attempt.supervise({}, worker.lost)
 
 
@@ -301,7 +301,7 @@ def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(
     def refuse(*_: object) -> dict[str, str]:
         raise PermissionError("no Unix sockets here")
 
-    monkeypatch.setattr("slipway.launch.hangs.inquiry.Listener.open", refuse)
+    monkeypatch.setattr("slipway.launch.hangs.stack_request.Listener.open", refuse)
     said: list[str] = []
     with selectors.DefaultSelector() as selector:
         judge = HangReport(tmp_path, 1.0, said.append, end=False)

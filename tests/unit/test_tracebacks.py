@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.launch.hangs.inquiry import Listener
+from slipway.launch.hangs.stack_request import Listener
 from slipway.protocol.tracebacks import PACKAGE, ProgramEnd, Raised, read_ended, read_final_traceback, read_traceback
 
 SAMPLES = Path(__file__).with_name("tracebacks")

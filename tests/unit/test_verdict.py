@@ -9,7 +9,7 @@ from participants import make_outcome
 
 from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
 from slipway.launch.verdict.cause import Cause, CauseKind
-from slipway.launch.verdict.restarts import Course
+from slipway.launch.verdict.restarts import AttemptHistory
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart, judge
 from slipway.protocol.outcomes import Word
 
@@ -98,10 +98,10 @@ def test_the_block_names_node_rank_and_exception() -> None:
 
 def test_what_another_attempt_would_not_change_is_not_left_to_a_scheduler() -> None:
     outcomes = ended(("failed", {"rank": 0, "evidence": "ValueError: bad label"}))
-    lines = block(judge(outcomes), Course(why=Cause(CauseKind.FUTILE)))
+    lines = block(judge(outcomes), AttemptHistory(why=Cause(CauseKind.FUTILE)))
     assert any(line.startswith("  restarts    none: it failed before its first step") for line in lines)
     assert lines[-1] == "  exit code   1 (no scheduler needs to retry it: the cause is still there)"
-    assert "should retry" in block(judge(outcomes), Course(why=Cause(CauseKind.NO_RESTARTS)))[-1]
+    assert "should retry" in block(judge(outcomes), AttemptHistory(why=Cause(CauseKind.NO_RESTARTS)))[-1]
 
 
 def test_the_block_shows_the_stacks_of_a_hang() -> None:

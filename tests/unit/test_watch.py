@@ -11,7 +11,7 @@ from stand_ins import write_files
 
 from slipway.launch.hangs import watch
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.hangs.inquiry import Found
+from slipway.launch.hangs.stack_request import Found
 from slipway.launch.hangs.watch import Watch
 
 LIMIT = 6.0  # s
@@ -41,7 +41,7 @@ class Node:
 
 @dataclass
 class Asked:
-    """An inquiry that is answered at once: rank 1 waits in a collective, rank 0 is in its own code."""
+    """A request for stacks that is answered at once: rank 1 waits in a collective, rank 0 is in its own code."""
 
     workers: dict[int, int] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ def hang_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: Callable[[Node, float], object], seconds: float
 ) -> float | None:
     """The second in which a hang is reported while rank 0 `does` something for so long, None where none is."""
-    monkeypatch.setattr(watch, "Inquiry", lambda listener, workers, now: Asked(dict(workers)))
+    monkeypatch.setattr(watch, "StackRequest", lambda listener, workers, now: Asked(dict(workers)))
     said: list[str] = []
     node, report = Node(), HangReport(tmp_path, LIMIT, said.append, end=True)
     watching = Watch((0, 1), 0, tmp_path, LIMIT, 0.0, proc=tmp_path / "proc")

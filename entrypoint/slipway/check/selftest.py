@@ -15,8 +15,8 @@ from slipway.check.selftest_trial import (
     BROKEN,
     LEFT_OUT,
     PASSED,
-    Ground,
     Result,
+    Sandbox,
     code_of_all,
     judge_bandwidth,
     judge_fault,
@@ -49,73 +49,73 @@ class SelftestRow:
 
     name: str
     proves: str
-    look: Callable[[str, Ground], Iterator[Result]]
-    lacks: Callable[[Ground], str] = lambda ground: ""
+    look: Callable[[str, Sandbox], Iterator[Result]]
+    lacks: Callable[[Sandbox], str] = lambda sandbox: ""
 
 
-def no_gpu(ground: Ground) -> str:
+def no_gpu(sandbox: Sandbox) -> str:
     """Why nothing can run on a GPU here."""
-    return "" if ground.devices.gpus else f"needs a GPU: {ground.devices.reason}"
+    return "" if sandbox.devices.gpus else f"needs a GPU: {sandbox.devices.reason}"
 
 
-def nobody_else(ground: Ground) -> str:
+def nobody_else(sandbox: Sandbox) -> str:
     """Why nothing travels between processes here."""
-    return "" if ground.processes > 1 else "a single process has no communication to test"
+    return "" if sandbox.processes > 1 else "a single process has no communication to test"
 
 
-def try_node(name: str, ground: Ground) -> Iterator[Result]:
+def try_node(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """The probes of this node that need no torch."""
-    host = dataclasses.replace(ground.host, image=None)  # these results need not be kept
-    yield judge_node(name, quick_check(ground.environ, host, ground.devices, ground.folder, None))
+    host = dataclasses.replace(sandbox.host, image=None)  # these results need not be kept
+    yield judge_node(name, quick_check(sandbox.environ, host, sandbox.devices, sandbox.folder, None))
 
 
-def try_products(name: str, ground: Ground) -> Iterator[Result]:
+def try_products(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """Matrix products of known result; a row for each device."""
-    for finding in look_at_products(ground.devices, {**ground.environ, **ground.host.mended}):
+    for finding in look_at_products(sandbox.devices, {**sandbox.environ, **sandbox.host.mended}):
         yield judge_finding(finding)
 
 
-def try_kernel(name: str, ground: Ground) -> Iterator[Result]:
+def try_kernel(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """`triton`: a kernel of Triton's; `compile`: a compiled model against the same model."""
-    yield judge_probe(name, ground.ask(KERNELS, name))
+    yield judge_probe(name, sandbox.ask(KERNELS, name))
 
 
-def try_allreduce(name: str, ground: Ground) -> Iterator[Result]:
+def try_allreduce(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """All-reduce over all devices, with its bandwidth."""
     words = (
-        f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[ground.device]}".split()
+        f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[sandbox.device]}".split()
     )
-    ended = ground.run(name, *words)
-    yield judge_bandwidth(name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(ground.devices))
+    ended = sandbox.run(name, *words)
+    yield judge_bandwidth(name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(sandbox.devices))
 
 
-def try_gpt(name: str, ground: Ground) -> Iterator[Result]:
+def try_gpt(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """The tiny GPT on all devices, as anybody starts it."""
-    yield judge_training(name, ground.run(name, *LEARNING))
+    yield judge_training(name, sandbox.run(name, *LEARNING))
 
 
-def try_resume(name: str, ground: Ground) -> Iterator[Result]:
+def try_resume(name: str, sandbox: Sandbox) -> Iterator[Result]:
     """A training, and a second one from the snapshot that the first made half-way.
 
     That was copied aside (from a GPU into pinned memory) and written while training went on. Were a bit of it wrong, or were
     it touched by the steps that followed, the second training would end with another snapshot.
     """
-    whole = ground.rehearse(name, "none", *RESUMED)
+    whole = sandbox.rehearse(name, "none", *RESUMED)
     half = whole.run / SNAPSHOTS / snapshot_name(HALF)
-    resumed = whole if whole.code else ground.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
+    resumed = whole if whole.code else sandbox.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
     first, second = (RunDirectory(run).snapshot_files(snapshot_name(WHOLE)) for run in (whole.run, resumed.run))
     yield judge_resume(name, whole, resumed, (first, second))
 
 
-def try_fault(fault: str) -> Callable[[str, Ground], Iterator[Result]]:
+def try_fault(fault: str) -> Callable[[str, Sandbox], Iterator[Result]]:
     """A job whose last rank has a fault."""
 
-    def look(name: str, ground: Ground) -> Iterator[Result]:
+    def look(name: str, sandbox: Sandbox) -> Iterator[Result]:
         patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
-        ended = ground.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
-        row = judge_fault(name, fault, ground.device, ground.processes - 1, ended)
+        ended = sandbox.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
+        row = judge_fault(name, fault, sandbox.device, sandbox.processes - 1, ended)
         recorded = len(RunDirectory(ended.run).files(f"{NODE}0/{LOGS}/*nccl*"))
-        yield judge_stacks(row, ground.processes, recorded, ended) if fault == "hang" else row
+        yield judge_stacks(row, sandbox.processes, recorded, ended) if fault == "hang" else row
 
     return look
 

@@ -66,7 +66,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Ground:
+class Sandbox:
     """This node, and the private folder in which all jobs run. `environ` is the environment that they get, `processes` how many
     each has, `own` what is ended with a job that hangs."""
 

@@ -21,7 +21,7 @@ from slipway.protocol.mistake import did_you_mean
 
 if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
     from slipway.check.selftest import SelftestRow, Timed
-    from slipway.check.selftest_trial import Ground
+    from slipway.check.selftest_trial import Sandbox
     from slipway.process.tree import OwnProcesses
 
 
@@ -49,7 +49,7 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     from slipway.check.devices import describe_links
     from slipway.check.finding import terminal_width
     from slipway.check.selftest import ROWS, report_json, report_lines
-    from slipway.check.selftest_trial import Ground, count_processes, environment_of_jobs
+    from slipway.check.selftest_trial import Sandbox, count_processes, environment_of_jobs
     from slipway.launch.resolve.devices import read_devices
     from slipway.launch.resolve.host import read_host
     from slipway.launch.resolve.packages import read_versions
@@ -62,7 +62,7 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     try:
         own = OwnProcesses()
         with private_folder(own) as folder:
-            timed = try_rows(chosen, Ground(folder, environ, devices, host, processes, own))
+            timed = try_rows(chosen, Sandbox(folder, environ, devices, host, processes, own))
             if not any(result.code for result, _ in timed):
                 shutil.rmtree(folder)
     except StoppedError as stopped:
@@ -87,7 +87,7 @@ def choose_rows(rows: tuple["SelftestRow", ...], only: str | None) -> tuple["Sel
     return tuple(row for row in rows if row.name in names)
 
 
-def try_rows(rows: tuple["SelftestRow", ...], ground: "Ground") -> list["Timed"]:
+def try_rows(rows: tuple["SelftestRow", ...], sandbox: "Sandbox") -> list["Timed"]:
     """One row after the other, with its progress on stderr."""
     from slipway.check.selftest_trial import broken, left_out
     from slipway.launch.attempt.terminal import say
@@ -96,11 +96,11 @@ def try_rows(rows: tuple["SelftestRow", ...], ground: "Ground") -> list["Timed"]
     for number, row in enumerate(rows, 1):
         say(f"selftest {number}/{len(rows)}: {row.name}: {row.proves}")
         begin = time.monotonic()
-        if reason := row.lacks(ground):
+        if reason := row.lacks(sandbox):
             results = [left_out(row.name, reason)]
         else:
             try:
-                results = list(row.look(row.name, ground))
+                results = list(row.look(row.name, sandbox))
             except Exception as error:  # one that breaks hides no other
                 results = [broken(row.name, f"{type(error).__name__}: {error}")]
         seconds = time.monotonic() - begin

@@ -32,7 +32,7 @@ from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
 from slipway.launch.verdict.ledger import ledger_line
-from slipway.launch.verdict.restarts import Course
+from slipway.launch.verdict.restarts import AttemptHistory
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
@@ -42,7 +42,7 @@ SHOWN = 3  # times that the replicas differed, the newest
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
 
-def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, writes: bool = True) -> int:
+def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistory, *, writes: bool = True) -> int:
     """Write the verdict to a file, print it, pass it to the pod, and return this node's exit code.
 
     `run` is None where there is none. Not `writes`: another node writes into the same folder; the verdict of a later attempt is
@@ -55,18 +55,18 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, course: Course, *, wri
         return name_store(what_to_do(outcome, lacks, known), store)
 
     run = run if writes else None
-    if run and run.is_newest(course.number):
+    if run and run.is_newest(history.number):
         with suppress(OSError):
-            earlier = run.attempts_before(course.tries[0].number)
+            earlier = run.attempts_before(history.tries[0].number)
             differences = [difference._asdict() for difference in run.differences()]
-            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, course, earlier, differences, helps))
+            write_json(run.path / OUTCOME_FILE, outcome_json(verdict, node_rank, history, earlier, differences, helps))
     if not job.plan.workload.keeps:
         return verdict.code(node_rank)
-    if run and job.plan.topology.rank == 0 and (line := ledger_line(course.ledger)):
+    if run and job.plan.topology.rank == 0 and (line := ledger_line(history.ledger)):
         say(f"time: {line}")
         for difference in run.differences()[-SHOWN:]:
             say(difference.sentence)
-    for line in block(verdict, course, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
+    for line in block(verdict, history, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.child import warm_up
-from slipway.launch.attempt.lasting import Lasting, SnapshotMemory, Spare
+from slipway.launch.attempt.job_wide import JobWide, SnapshotMemory, Spare
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
@@ -31,7 +31,7 @@ from slipway.launch.storing import Stores
 from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
-from slipway.launch.verdict.restarts import PAUSES, STUCK, Course, Ending, Try, count_failures, decide
+from slipway.launch.verdict.restarts import PAUSES, STUCK, AttemptHistory, Ending, Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import OwnProcesses
@@ -215,15 +215,15 @@ class Attempts:
         try:
             self._lock = self._lock or self._take_lock(job)
             silence = job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT")
-            lasting = Lasting(
+            job_wide = JobWide(
                 self._memory, self._spare, self._script, self._own, self._look_on, self._note_hang, silence
             )
             previous = node.tries[-1].outcome if node.tries else None
-            lasting = dataclasses.replace(lasting, previous=previous, reached=node.reached)
+            job_wide = dataclasses.replace(job_wide, previous=previous, reached=node.reached)
             self._metrics.attempt(node.run)
             if self._store:
                 self._store.copy(node.run, job.plan.topology)
-            return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, lasting)
+            return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, job_wide)
         except LaunchError as error:
             if self._job.single and not node.tries:
                 raise
@@ -298,8 +298,8 @@ class Attempts:
             say("this node was a spare one until the end")
         elif self._shown is not None:
             say(f"spare nodes at the end: {describe_spares(self._shown)}")
-        course = Course(node.tries, why, node.missed, self._books.ledger)
-        return conclude(verdict, job, node.run, course, writes=not (others or is_spare))
+        history = AttemptHistory(node.tries, why, node.missed, self._books.ledger)
+        return conclude(verdict, job, node.run, history, writes=not (others or is_spare))
 
     def _end_between(self, tried: Try) -> int:
         """The end of this node's part in a job while no attempt runs; the exit code."""
@@ -307,7 +307,9 @@ class Attempts:
         self._books.book(Kind.REJOINING if node.tries else Kind.WAITING)
         self._notices.end(node.run, judge([tried.outcome]))
         run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
-        return conclude(judge([tried.outcome]), job, run, Course(tries, missed=node.missed, ledger=self._books.ledger))
+        return conclude(
+            judge([tried.outcome]), job, run, AttemptHistory(tries, missed=node.missed, ledger=self._books.ledger)
+        )
 
     def _look_on(self, milestones: Milestones) -> None:
         """While an attempt runs: book its time, and report to those who watch from elsewhere."""

@@ -14,9 +14,9 @@ from slipway.launch.attempt.terminal import say
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.node import Node
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Finding, Go, NodeInfo, Peer
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import installed, installed_nccl, locate_module, read_cuda
 from slipway.launch.resolve.plan import interfaces, make_plan
@@ -39,13 +39,13 @@ class SeveralNodes:
         findings: tuple[Finding, ...] = (),
         *,
         clock: Clock = CLOCK,
-        rendezvous: Callable[[Terms], Rendezvous] = Rendezvous,
+        rendezvous: Callable[[RendezvousConfig], Rendezvous] = Rendezvous,
     ) -> None:
         """`findings` are what a check brings along for the others; `rendezvous` makes this launcher's part in the rendezvous."""
         topology = job.plan.topology
         self._stops, self._findings, self._clock = stops, findings, clock
         self._nonce = ""  # of this job, from its first attempt on
-        terms = Terms(
+        config = RendezvousConfig(
             node_rank=topology.node_rank,
             nodes=topology.nodes,
             least=topology.least,
@@ -66,7 +66,7 @@ class SeveralNodes:
             allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
             clock=clock,
         )
-        self._rendezvous = rendezvous(terms)
+        self._rendezvous = rendezvous(config)
 
     def __enter__(self) -> Self:
         """Open the rendezvous, and exchange requests to stop from here on. Raises LaunchError as it does."""

@@ -69,7 +69,7 @@ class SeveralProcesses(SingleNode):
         with suppress(OSError), held_folder(self._folder) as folder:  # a disk that is full or away, or another node's
             file = folder / process_file(self._rank)
             if line:
-                write_whole(file, line, lasting=False)
+                write_whole(file, line, durable=False)
             else:
                 file.unlink(missing_ok=True)
 

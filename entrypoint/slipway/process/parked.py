@@ -3,7 +3,7 @@
 It is started with a worker's command. slipway.pth (watcher.py) calls `park` before Python reads the script. A process that is
 forked from this one returns from `park`, and then Python itself runs the script. So arguments, sys.path, `__main__` and flags are
 those of a cold start. The launcher starts this process once the ranks of an attempt have imported torch
-(launch/attempt/lasting.py).
+(launch/attempt/job_wide.py).
 """
 
 import _thread

@@ -14,10 +14,10 @@ def replace_file(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_whole(path: Path, content: str | bytes, *, lasting: bool = True) -> None:
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """The same where nothing depends on which of them a machine that loses its power comes back with. Raises OSError.
 
-    `lasting`: it is one of the two even then; else it may be an empty one.
+    `durable`: it is one of the two even then; else it may be an empty one.
     """
     # A hidden file of the plain name may be the user's own, and another process may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -25,7 +25,7 @@ def write_whole(path: Path, content: str | bytes, *, lasting: bool = True) -> No
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:  # a link that somebody put there is not followed
             file.write(content.encode() if isinstance(content, str) else content)
-            if lasting:
+            if durable:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)

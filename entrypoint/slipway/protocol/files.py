@@ -287,4 +287,4 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_passing_json(path: Path, value: Mapping[str, Any]) -> None:
     """The same for what is old in seconds: nobody waits until it is on the disk. Raises OSError."""
     with held_folder(path.parent) as folder:
-        write_whole(folder / path.name, json.dumps(value, indent=1) + "\n", lasting=False)
+        write_whole(folder / path.name, json.dumps(value, indent=1) + "\n", durable=False)

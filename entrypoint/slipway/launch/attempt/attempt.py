@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from slipway import __version__
 from slipway.launch.attempt.ending import choose_outcome
-from slipway.launch.attempt.lasting import ALONE, Lasting
+from slipway.launch.attempt.job_wide import ALONE, JobWide
 from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
@@ -32,11 +32,11 @@ def attempt(
     stops: Stops,
     lost: Callable[[], Elsewhere | None],
     report: HangReport,
-    lasting: Lasting = ALONE,
+    job_wide: JobWide = ALONE,
 ) -> Try:
     """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
 
-    `lost` says what elsewhere ended it; `report` and `lasting`: what it shares with other nodes and with other attempts.
+    `lost` says what elsewhere ended it; `report` and `job_wide`: what it shares with other nodes and with other attempts.
     """
     try:
         make_folders(job.plan.topology.mended)
@@ -52,10 +52,10 @@ def attempt(
     before, folder = run.newest_step, run.identity
     limits = Limits(job.seconds("SLIPWAY_GRACE_SECONDS"), job.patience, job.start_patience, job.after_failure)
     watched = report if job.sources.parsed("SLIPWAY_WATCH") else None
-    under_way = Attempt(job.plan, run, limits, stops, say, watched, lasting)
-    kept = lasting.memory.variables if lasting.memory else {}
+    under_way = Attempt(job.plan, run, limits, stops, say, watched, job_wide)
+    kept = job_wide.memory.variables if job_wide.memory else {}
     facts = under_way.supervise(
-        {**job.plan.environment(job.environ), **describe_previous(lasting.previous), **kept}, lost
+        {**job.plan.environment(job.environ), **describe_previous(job_wide.previous), **kept}, lost
     )
     after = run.newest_step
     facts = dataclasses.replace(facts, saved=after if after != before else None)

@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.attempt.lasting import Spare
+from slipway.launch.attempt.job_wide import Spare
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.job_spec import Job

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from slipway.launch.attempt.child import Child, parent_of
 from slipway.launch.attempt.ending import Facts, is_bad
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.lasting import ALONE, Lasting, Spare
+from slipway.launch.attempt.job_wide import ALONE, JobWide, Spare
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import TICK, Due, Stops
 from slipway.launch.attempt.terminal import terminal_variables
@@ -62,24 +62,24 @@ class Attempt:
         stops: Stops,
         say: Callable[[str], None],
         report: HangReport | None = None,
-        lasting: Lasting = ALONE,
+        job_wide: JobWide = ALONE,
         machine: Machine = MACHINE,
         start: Callable[..., Child] = Child,
     ) -> None:
-        """`say` prints a line; `report` and `lasting`: what an attempt shares with other nodes and with other attempts; `start`
+        """`say` prints a line; `report` and `job_wide`: what an attempt shares with other nodes and with other attempts; `start`
         starts the workload.
         """
-        self._plan, self._run, self._stops, self._say, self._lasting = plan, run, stops, say, lasting
+        self._plan, self._run, self._stops, self._say, self._job_wide = plan, run, stops, say, job_wide
         self._machine, self._start_child, topology = machine, start, plan.topology
         self.node, self._ranks, self._own = run.node(topology.node_rank), topology.ranks, plan.workload.own
-        self._processes = lasting.own or OwnProcesses()
-        self._spare = lasting.spare or Spare(self._processes, wanted=False)
+        self._processes = job_wide.own or OwnProcesses()
+        self._spare = job_wide.spare or Spare(self._processes, wanted=False)
         self._stopping = StopHandler(plan, run, stops, limits, say, machine)
         self._hangs = HangWatch(plan, run, limits, report, say, machine)
         self._selector = selectors.DefaultSelector()
         self._looked = self._woke = machine.clock.monotonic()
         self._next_look = 0.0
-        self.milestones = Milestones(self._looked, lasting.reached)
+        self.milestones = Milestones(self._looked, job_wide.reached)
         self._lost: Elsewhere | None = None
         self._still = 0.0  # seconds for which this launcher was frozen before it found the others gone
         self._started = self._failed = False
@@ -121,12 +121,12 @@ class Attempt:
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
         variables = self._environment(environ, output)
         self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
-        files = (selector, header, self._stdin.file, self._spare, self._lasting.script)
+        files = (selector, header, self._stdin.file, self._spare, self._job_wide.script)
         self._variables, self._learned = variables, False
         child = self._start_child(self._plan, self.node.path, variables, output, *files)
         self._stdin.hand_on()
-        if self._lasting.script and not child.warm and self._lasting.previous:
-            why = self._lasting.script.why or NO_TORCH
+        if self._job_wide.script and not child.warm and self._job_wide.previous:
+            why = self._job_wide.script.why or NO_TORCH
             self._say(f"attempt {self._run.attempt} starts cold: {why}")
         return child, output
 
@@ -177,7 +177,7 @@ class Attempt:
 
     def _note_freeze(self, now: float) -> None:
         """Note for how long this launcher was frozen, which explains that others are gone, for a while."""
-        if (gap := now - self._looked) > self._lasting.silence / 2 and not self._lost:
+        if (gap := now - self._looked) > self._job_wide.silence / 2 and not self._lost:
             self._still, self._woke = gap, now
         elif now - self._woke > THAWED and not self._lost:
             self._still = 0.0
@@ -192,8 +192,8 @@ class Attempt:
         if not hung and (hang := self._hangs.seen):
             self._stopping.deadline.hang(now)
             if self._own:  # else the launcher that judged has reported it
-                self._lasting.on_hang(f"hang: {hang.text}")
-        self._lasting.look_on(self.milestones)
+                self._job_wide.on_hang(f"hang: {hang.text}")
+        self._job_wide.look_on(self.milestones)
         self._prepare_next(child)
         outcomes = self.node.outcomes(self._ranks)
         # Its process may be long in coming to an end: NCCL waits for peers that are connected.
@@ -207,8 +207,8 @@ class Attempt:
         workload = self._plan.workload
         if child.started and (not workload.own or self._hangs.has_begun()):
             self._spare.load(workload.command[-1] if workload.own and workload.early else "")
-        if self._lasting.script and not child.warm:
-            self._prepare_script(self._lasting.script)
+        if self._job_wide.script and not child.warm:
+            self._prepare_script(self._job_wide.script)
 
     def _prepare_script(self, script: Spare) -> None:
         """Start the process that waits as a script's next attempt, once this one's ranks have imported torch."""
@@ -242,13 +242,13 @@ class Attempt:
     @property
     def _spared(self) -> set[int | None]:
         """The processes that outlast this attempt."""
-        return {self._spare.pid, self._lasting.script.pid if self._lasting.script else None}
+        return {self._spare.pid, self._job_wide.script.pid if self._job_wide.script else None}
 
     def _finish(self, child: Child, output: WorkerOutput) -> Facts:
         """End what is left, and return what was seen."""
         self._spare.look()
-        if self._lasting.script:
-            self._lasting.script.look()
+        if self._job_wide.script:
+            self._job_wide.script.look()
         self._processes.end(self._spared)  # what outlived its worker: data loaders, a script's own children
         clock = self._machine.clock
         until = clock.monotonic() + LAST_OUTPUT

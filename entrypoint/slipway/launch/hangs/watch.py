@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.launch.hangs.inquiry import Found, Inquiry, Listener, activity, cpu_seconds
+from slipway.launch.hangs.stack_request import Found, Listener, StackRequest, activity, cpu_seconds
 from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.process.tree import stat_fields, trees
 from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
@@ -48,8 +48,8 @@ class Watch:
         self._next = now if limit else math.inf
         self._cpu: dict[int, float] = {}  # of each worker's processes, when nothing moved any more
         self._seen: dict[int, Sight] = {}  # of each rank at the last look
-        self._judged: Inquiry | None = None  # for the judgement of a hang
-        self._wanted: Inquiry | None = None  # for `slipway stacks`
+        self._judged: StackRequest | None = None  # for the judgement of a hang
+        self._wanted: StackRequest | None = None  # for `slipway stacks`
         self._listener: Listener | None = None
         self.stands: tuple[Standing, ...] | None = None  # the ranks' stacks, once nothing has moved for the limit
 
@@ -79,7 +79,7 @@ class Watch:
     def look(self, workers: Sequence[int], chunks: int, now: float) -> bool:
         """Look when it is time; `workers`: their process ids in the order of the ranks, `chunks` of output that came so far.
 
-        Returns whether `stands` is new: after each inquiry, and when something moves again.
+        Returns whether `stands` is new: after each request, and when something moves again.
         """
         if self._listener is None:
             return False
@@ -92,7 +92,7 @@ class Watch:
                 self._listener.ask("numbers")
                 moved, self._judged, self.stands = self.stands is not None, None, None
                 return moved
-            self._judged = self._judged or Inquiry(self._listener, pids, now)
+            self._judged = self._judged or StackRequest(self._listener, pids, now)
         if self._judged and self._judged.over(now):
             self.stands = tuple(self._standing(rank, found) for rank, found in self._judged.found().items())
             self._judged = None
@@ -130,7 +130,7 @@ class Watch:
         if self._wanted is None and os.path.exists(self._request):  # noqa: PTH110  # on NFS Path.exists raises ESTALE
             with suppress(OSError):
                 self._request.unlink()
-            self._wanted = Inquiry(listener, pids, now)
+            self._wanted = StackRequest(listener, pids, now)
         if self._wanted and self._wanted.over(now):
             content = {str(rank): found._asdict() for rank, found in self._wanted.found().items()}
             with suppress(OSError):  # a disk that is full or away

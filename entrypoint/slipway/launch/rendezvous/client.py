@@ -12,6 +12,7 @@ from dataclasses import replace
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import OtherProtocolError, stands_line
+from slipway.launch.rendezvous.config import Endpoint, RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
@@ -28,7 +29,6 @@ from slipway.launch.rendezvous.connection_errors import (
 from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import SUCCESSORS, Go, NodeInfo
 from slipway.launch.rendezvous.ring import Ring
-from slipway.launch.rendezvous.terms import Endpoint, Terms
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
@@ -57,8 +57,8 @@ Found = tuple[Endpoint, Link, wire.Welcome]  # by whom a launcher was welcomed, 
 class Client:
     """One launcher in the rendezvous. Its coroutines run in one event loop; `news` may be read from any thread."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, config: RendezvousConfig) -> None:
+        self._config = config
         self.news: Outcome | None = None
         self.heard: list[wire.Stopping] = []  # what other nodes were asked
         self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
@@ -66,7 +66,7 @@ class Client:
         self.door = 0  # the port on which this launcher leads, where it has to
         self.leader, self.endpoint = (
             0,
-            terms.endpoint,
+            config.endpoint,
         )  # the node rank of the launcher that leads, and where it was found
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
         self._lost = False  # whether that one was, or left, at the end of the last attempt
@@ -93,7 +93,7 @@ class Client:
         self._complaints, self.peers = Complaints(), []
         self._began = self._patient = asyncio.get_running_loop().time()
         self._pause = PAUSES[0]
-        async with Ring(info.node_rank, self._terms) as ring:
+        async with Ring(info.node_rank, self._config) as ring:
             while True:
                 try:
                     endpoint, link, welcome = await self._find(info, ring)
@@ -105,12 +105,12 @@ class Client:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
         successors = [Endpoint(one.address or "", one.port) for one in self._successors]
         endpoints = [
-            endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._terms.endpoint
+            endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._config.endpoint
         ]
         if not endpoints:
             return await self._seek(info, ring, endpoints)
         # The launcher that led last comes first, and is asked alone for a while unless it is lost.
-        moved = self.endpoint != self._terms.endpoint
+        moved = self.endpoint != self._config.endpoint
         asked = [
             self._ask(endpoint, info, ring, NEXT_SECONDS * (number - (moved and self._lost)))
             for number, endpoint in enumerate(endpoints)
@@ -134,7 +134,7 @@ class Client:
         """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
         while True:
             try:
-                return await self._introduce(self._terms.endpoint, info, ring)
+                return await self._introduce(self._config.endpoint, info, ring)
             except (OSError, MalformedError) as error:
                 if isinstance(error, MovedError) and self.endpoint not in endpoints:
                     raise
@@ -156,7 +156,7 @@ class Client:
                 self._patient = asyncio.get_running_loop().time()
             except (OSError, MalformedError):
                 pass  # it is of no interest, as long as node 0 is looked for
-            await asyncio.sleep(PAUSES[1] * self._terms.random.uniform(0.1, 1))
+            await asyncio.sleep(PAUSES[1] * self._config.random.uniform(0.1, 1))
 
     async def _bear(self, error: Exception, info: NodeInfo) -> None:
         """Say what keeps this launcher from node 0, and wait until it may try again."""
@@ -168,15 +168,15 @@ class Client:
         self._turn += kind in ASTRAY
         if kind in LOST and not self._astray.is_set():
             self._astray.set()
-            if self._successors and (self._lost or self.endpoint == self._terms.endpoint):
-                one, terms = self._successors[0], self._terms
-                terms.say(
+            if self._successors and (self._lost or self.endpoint == self._config.endpoint):
+                one, config = self._successors[0], self._config
+                config.say(
                     f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
-                    f"{terms.nodes} of {terms.launchers} launchers ask it to"
+                    f"{config.nodes} of {config.launchers} launchers ask it to"
                     f"{'' if self._thawed is None else ', without this one: it was frozen, and may have been replaced'}"
                 )
         self._complain(kind, words, info, waited)
-        await asyncio.sleep(self._pause * self._terms.random.uniform(1, 4 / 3))
+        await asyncio.sleep(self._pause * self._config.random.uniform(1, 4 / 3))
         soon = waited < QUICK_SECONDS or self._patient > self._began  # an elastic job's window may be short
         self._pause = min(self._pause * 1.5, PAUSES[1] if soon else PAUSES[2])
 
@@ -197,14 +197,14 @@ class Client:
     def _hear(self, welcome: wire.Welcome, stale: float = 0.0) -> None:
         """A leader other than this launcher admits it, if its message is not `stale`."""
         now = asyncio.get_running_loop().time()
-        if self._thawed is not None and welcome.node_rank != self._terms.node_rank and now >= self._thawed + stale:
+        if self._thawed is not None and welcome.node_rank != self._config.node_rank and now >= self._thawed + stale:
             self._thawed = None
 
     async def announce(self, info: NodeInfo) -> None:
         """Where this launcher leads in node 0's place, tell whoever listens where node 0 is found."""
         with suppress(OSError, MalformedError):
             async with asyncio.timeout(GREETING_SECONDS):
-                link = await connect(await self._terms.network.resolve(self._terms.address), self._terms.port)
+                link = await connect(await self._config.network.resolve(self._config.address), self._config.port)
                 try:
                     if isinstance(greeting := await link.receive(), wire.Greeting):
                         link.send(wire.Led(self._prove(greeting), info, *self.endpoint))
@@ -215,7 +215,7 @@ class Client:
     @property
     def leads(self) -> bool:
         """Whether this launcher leads the others."""
-        return self.leader == self._terms.node_rank
+        return self.leader == self._config.node_rank
 
     @property
     def has_lost_leader(self) -> bool:
@@ -262,20 +262,20 @@ class Client:
 
     async def _introduce(self, endpoint: Endpoint, info: NodeInfo, ring: Ring) -> Found:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
-        loop, deadline = asyncio.get_running_loop(), self._patient + self._terms.timeout
+        loop, deadline = asyncio.get_running_loop(), self._patient + self._config.timeout
         if loop.time() > deadline:
             raise LaunchError(
-                f"gave up after {self._terms.timeout:.0f} s; missing node rank 0: "
+                f"gave up after {self._config.timeout:.0f} s; missing node rank 0: "
                 + self._explain(*self._trouble, info),
                 PEER,
             )
         greeted = False
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + GREETING_SECONDS)):
-                if endpoint == self._terms.endpoint:
+                if endpoint == self._config.endpoint:
                     self._addresses = ()
-                addresses = without_link_local(await self._terms.network.resolve(endpoint.address), endpoint.address)
-                if endpoint == self._terms.endpoint:
+                addresses = without_link_local(await self._config.network.resolve(endpoint.address), endpoint.address)
+                if endpoint == self._config.endpoint:
                     self._addresses = addresses
                 first = self._turn % len(addresses)
                 link = await connect(addresses[first:] + addresses[:first], endpoint.port)
@@ -297,12 +297,12 @@ class Client:
 
     def _prove(self, greeting: wire.Greeting) -> str:
         """That this launcher knows the token."""
-        return hmac.digest(self._terms.token.encode(), greeting.challenge.encode(), "sha256").hex()
+        return hmac.digest(self._config.token.encode(), greeting.challenge.encode(), "sha256").hex()
 
     async def _shake_hands(self, link: Link, greeting: object, info: NodeInfo, ring: Ring) -> wire.Welcome:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
-        me, now = self._terms.process, self._terms.clock.time()
+        me, now = self._config.process, self._config.clock.time()
         known = info, self.door, self._thawed is not None, self._offered
         link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, *known))
         answer = await link.receive()
@@ -336,7 +336,7 @@ class Client:
                     if isinstance(message, wire.Led):
                         raise self._move(message)
                     if isinstance(message, wire.Waiting):
-                        self._terms.say(message.line)
+                        self._config.say(message.line)
                     elif isinstance(message, wire.Ping):
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
@@ -372,7 +372,7 @@ class Client:
                 self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host, silence)
                 if not self._ending.done():
                     self._ending.set_result(self.news)
-                self._terms.wake()
+                self._config.wake()
                 link.cut()
                 return
             self._hear(welcome, STALE_SECONDS)
@@ -384,8 +384,8 @@ class Client:
                 self._successors = [*known, replace(message, address=message.address or self.endpoint.address)]
             elif isinstance(message, wire.News):
                 self.news = self.news or message.outcome
-                self._terms.wake()
-            elif isinstance(message, wire.Peer) and len(self.peers) < self._terms.launchers:
+                self._config.wake()
+            elif isinstance(message, wire.Peer) and len(self.peers) < self._config.launchers:
                 self.peers.append(message)
             elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:
                 self.heard.append(message)
@@ -399,39 +399,39 @@ class Client:
         # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
         # processes may pass it on.
         address = self.endpoint.address if self.leads and is_loopback(link.peer) else link.peer
-        interface = self._terms.network.interface_towards(towards, one_machine=start.one_machine)
+        interface = self._config.network.interface_towards(towards, one_machine=start.one_machine)
         return Go(**vars(start), leader=self.leader, address=address, interface=interface)
 
     def _complain(self, kind: str, words: str, info: NodeInfo, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""
-        if not (waited >= self._terms.timeout and kind == "timed out"):  # time being up is no trouble of its own
+        if not (waited >= self._config.timeout and kind == "timed out"):  # time being up is no trouble of its own
             self._trouble = (kind, words)
         if waited < QUIET_SECONDS:
             return
         if self._complaints.explains(kind, waited):
             back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
-            self._terms.say(back + self._explain(kind, words, info))
+            self._config.say(back + self._explain(kind, words, info))
         elif kind == "not now" or not self._complaints.is_due(waited):
             return
         self._complaints.say(waited)
         if kind != "not now":
-            self._terms.say(
-                f"waiting for nodes: {self._terms.address}:{self._terms.port} {words} after {waited:.0f} s; missing node rank 0"
+            self._config.say(
+                f"waiting for nodes: {self._config.address}:{self._config.port} {words} after {waited:.0f} s; missing node rank 0"
             )
 
     def _explain(self, kind: str, words: str, info: NodeInfo) -> str:
         """The cause of a failed connection to node 0, in a line."""
-        terms, itself = self._terms, info.node_rank == 0
+        config, itself = self._config, info.node_rank == 0
         return explain_connection(
-            kind, words, terms.address, terms.port, info.runtime, self._addresses, itself=itself, met=self.welcome
+            kind, words, config.address, config.port, info.runtime, self._addresses, itself=itself, met=self.welcome
         )
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
         """The end of node 0, or of the one that leads in its place, `silence` seconds ago."""
         return Outcome(
             self.leader,
-            host or self._terms.address,
+            host or self._config.address,
             Word.LOST,
-            self._terms.clock.time() - silence,
+            self._config.clock.time() - silence,
             cause=Cause(text=words),
         )

@@ -46,26 +46,26 @@ class Coordinator:
 
     def __init__(self, server: Server, info: NodeInfo) -> None:
         """`info` is its own."""
-        self._server, self._terms = server, server.terms
+        self._server, self._config = server, server.config
         self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
         self._membership = Membership(
             own=info,
-            nodes=self._terms.nodes,
-            least=self._terms.enough,
-            process=self._terms.process,
-            allow_uneven=self._terms.allow_uneven,
-            doubtful=self._terms.doubtful,
-            spares=self._terms.spares,
+            nodes=self._config.nodes,
+            least=self._config.enough,
+            process=self._config.process,
+            allow_uneven=self._config.allow_uneven,
+            doubtful=self._config.doubtful,
+            spares=self._config.spares,
         )
         self._state = State(self._membership)
         # Who was there before, or at first all nodes but spare ones.
-        self._state.awaited = {*server.stayed} or {*(range(self._terms.nodes) if self._terms.spares else ())}
+        self._state.awaited = {*server.stayed} or {*(range(self._config.nodes) if self._config.spares else ())}
 
     async def run(self) -> None:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
         server, loop = self._server, asyncio.get_running_loop()
         self._began = loop.time()
-        self._state.deadline = self._began + (SUCCEED_SECONDS if self._terms.node_rank else self._terms.timeout)
+        self._state.deadline = self._began + (SUCCEED_SECONDS if self._config.node_rank else self._config.timeout)
         server.state = self._state
         server.wake()
         try:
@@ -103,10 +103,10 @@ class Coordinator:
         while not self._settled():
             self._heed_stops()
             if loop.time() >= self._state.deadline:
-                if self._terms.node_rank:
+                if self._config.node_rank:
                     return self._membership.enough
                 await self._look_for_service()
-                gave_up = f"{self._describe()}; gave up after {self._terms.timeout:.0f} s."
+                gave_up = f"{self._describe()}; gave up after {self._config.timeout:.0f} s."
                 raise LaunchError(f"{gave_up} {self._membership.question}".rstrip(), PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
@@ -120,7 +120,7 @@ class Coordinator:
                     await self._look_for_service()
                 line = loop.time() + pause_after(loop.time() - self._began)
             enough = self._enough_since
-            settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._terms.window, enough + LED_SECONDS)
+            settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._config.window, enough + LED_SECONDS)
             wake = min(line, self._state.deadline, *(moment for moment in settles if moment > loop.time()))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
@@ -128,12 +128,12 @@ class Coordinator:
 
     async def _look_for_service(self) -> None:
         """Say where nobody else can find this node by its name, which its own /etc/hosts knows: its Service is not there."""
-        name = service_name(self._terms.address) if runtime_of(self._membership.own.runtime).has_services else ""
-        if not name or self._membership.members.keys() - {self._terms.node_rank}:  # others have found it
+        name = service_name(self._config.address) if runtime_of(self._membership.own.runtime).has_services else ""
+        if not name or self._membership.members.keys() - {self._config.node_rank}:  # others have found it
             return
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                await self._terms.network.resolve(name)
+                await self._config.network.resolve(name)
         except socket.gaierror as error:
             self._server.broadcast(wire.Waiting(explain_service(name, connection_failure(error))))
         except OSError:  # no answer in time tells nothing
@@ -152,7 +152,7 @@ class Coordinator:
             return False
         if since == math.inf:
             settled = self._membership.enough and self._have_stayed()
-            return self._membership.complete or settled or now >= self._enough_since + self._terms.window
+            return self._membership.complete or settled or now >= self._enough_since + self._config.window
         return self._membership.everyone or now >= since + SETTLE_SECONDS
 
     def _may_run_elsewhere(self) -> bool:
@@ -161,7 +161,9 @@ class Coordinator:
         They are as many as an attempt needs where fewer others are here that were in the job before than it has spare nodes. One
         that leads tells node 0 so within LED_SECONDS.
         """
-        return bool(self._terms.succeeds and self._membership.newest) and self._membership.veterans < self._terms.spares
+        return (
+            bool(self._config.succeeds and self._membership.newest) and self._membership.veterans < self._config.spares
+        )
 
     def _have_stayed(self) -> bool:
         """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.
@@ -169,8 +171,8 @@ class Coordinator:
         A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who ran it
         may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
         """
-        if self._terms.spares and self._membership.newest and not self._server.stayed:
-            return len(self._membership.held) >= self._terms.nodes - 1
+        if self._config.spares and self._membership.newest and not self._server.stayed:
+            return len(self._membership.held) >= self._config.nodes - 1
         return bool(self._state.awaited) and self._state.awaited <= self._membership.members.keys()
 
     def _describe(self) -> str:
@@ -179,9 +181,9 @@ class Coordinator:
     def _until(self) -> str:
         """How long the waiting may go on."""
         if self._enough_since < math.inf:
-            left = self._enough_since + self._terms.window - asyncio.get_running_loop().time()
+            left = self._enough_since + self._config.window - asyncio.get_running_loop().time()
             return f"enough to start in {max(left, 0):.0f} s"
-        return f"for at most {self._terms.timeout:.0f} s"
+        return f"for at most {self._config.timeout:.0f} s"
 
     def _compare(self) -> tuple[str, ...]:
         """Warnings about what should agree; LaunchError (78) where something that must does not."""
@@ -194,12 +196,12 @@ class Coordinator:
     def _turn_away(self, veteran: NodeInfo) -> None:
         """Send newcomers away that do not fit a job which is under way; LaunchError (78) where it is the one that leads."""
         odd = [
-            rank for rank, info in self._membership.infos.items() if not fits(info, veteran, self._terms.allow_uneven)
+            rank for rank, info in self._membership.infos.items() if not fits(info, veteran, self._config.allow_uneven)
         ]
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, lead, self._state.odd_since = self._state.links, self._terms.node_rank, math.inf
+        links, lead, self._state.odd_since = self._state.links, self._config.node_rank, math.inf
         for rank in links.keys() - {lead} if lead in odd else odd:
             link = links.pop(rank)
             self._membership.vacate(rank)
@@ -209,7 +211,7 @@ class Coordinator:
                     "The job is already running: start this node with the same command as the others.",
                 )
                 link.send(wire.End(misfit.code, lines))
-                self._terms.say(f"refused node {rank}, which does not match the running job: {lines[0]}")
+                self._config.say(f"refused node {rank}, which does not match the running job: {lines[0]}")
             else:
                 link.cut()  # it goes on looking for a node 0
         if lead in odd:
@@ -233,7 +235,7 @@ class Coordinator:
 
     def _differences(self) -> tuple[Difference, ...]:
         offsets = {rank: member.offset for rank, member in self._membership.members.items()}
-        return find_differences(self._membership.infos, offsets, self._terms.allow_uneven)
+        return find_differences(self._membership.infos, offsets, self._config.allow_uneven)
 
     def _notes(self) -> tuple[str, ...]:
         """Warnings about what should agree and does not."""
@@ -323,7 +325,7 @@ class Coordinator:
 
     def _start(self, notes: tuple[str, ...], number: int) -> wire.Start:
         everybody = self._membership.members
-        newest = (self._membership.newest or everybody[self._terms.node_rank]).info
+        newest = (self._membership.newest or everybody[self._config.node_rank]).info
         members = {rank: everybody[rank] for rank in self._state.places}
         seeing = [rank for rank in members if self._answer(rank).sees]
         if 1 < len(seeing) < len(members):
@@ -336,7 +338,7 @@ class Coordinator:
             nodes=len(members),
             group_rank=0,
             processes=min(member.info.processes for member in members.values()),
-            port=self._terms.network.free_port(self._terms.port + 1),
+            port=self._config.network.free_port(self._config.port + 1),
             shared=len(seeing) == len(members),
             one_machine=all(member.address is None for member in members.values()),
             tries=newest.tries,
@@ -347,26 +349,26 @@ class Coordinator:
                 (step for member in members.values() if (step := _step(member.info)) is not None), default=None
             ),
             notes=tuple(one_line(note)[:200] for note in (*notes, *self._place_notes())),
-            nonce=self._membership.nonce or self._terms.random.randbytes(8).hex(),
+            nonce=self._membership.nonce or self._config.random.randbytes(8).hex(),
         )
 
     def _place_notes(self) -> Iterator[str]:
         """Which nodes take the places of others, and which wait as spare ones."""
-        if not self._terms.spares:
+        if not self._config.spares:
             return
         members, newest = self._membership.members, self._membership.newest
         for rank, place in self._state.places.items():
             if newest and members[rank].info.place != place:
-                yield f"node {rank} ({members[rank].info.host}) takes place {place} of {self._terms.nodes} in the job"
+                yield f"node {rank} ({members[rank].info.host}) takes place {place} of {self._config.nodes} in the job"
         waiting = ", ".join(f"{rank} ({members[rank].info.host})" for rank in members if rank not in self._state.places)
         yield f"spare nodes: {waiting}" if waiting else "no spare node is here at the moment; one may join at any time"
 
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:
         """A file with a name that nobody can guess, in the folder of runs, as long as the launchers look for it."""
-        path = self._terms.folder / f".slipway-rendezvous-{self._terms.random.randbytes(8).hex()}"
+        path = self._config.folder / f".slipway-rendezvous-{self._config.random.randbytes(8).hex()}"
         with contextlib.suppress(OSError):  # a folder that cannot be written is shared with nobody
-            self._terms.folder.mkdir(parents=True, exist_ok=True)
+            self._config.folder.mkdir(parents=True, exist_ok=True)
             path.touch()
         try:
             yield path.name
@@ -378,12 +380,12 @@ class Coordinator:
         """Gather the outcomes, judge, and tell all. Once one failed, who does not tell in time counts as lost."""
         server = self._server
         await server.until(lambda: self._all_told() or self._state.failed, math.inf)
-        await server.until(self._all_told, asyncio.get_running_loop().time() + self._terms.patience)
+        await server.until(self._all_told, asyncio.get_running_loop().time() + self._config.patience)
         for rank, member in ((rank, self._membership.members[rank]) for rank in self._state.places):
             if rank not in self._state.outcomes:
-                now, silence = self._terms.clock.time(), Cause(text="its launcher did not report in time how it ended")
+                now, silence = self._config.clock.time(), Cause(text="its launcher did not report in time how it ended")
                 self._state.outcomes[rank] = Outcome(rank, member.info.host, Word.LOST, now, cause=silence)
-        if self._terms.node_rank in self._state.lost:
+        if self._config.node_rank in self._state.lost:
             # It was frozen, and missed what others, even its own launcher, told it. So each of them decides by its own rule.
             server.stayed, self._state.running = frozenset(), False
             server.scatter()
@@ -391,9 +393,9 @@ class Coordinator:
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
-        gone = {*ending.leaving} | (self._state.lost if self._terms.spares else set())
+        gone = {*ending.leaving} | (self._state.lost if self._config.spares else set())
         stay = self._state.places.keys() - gone
-        server.stayed = frozenset(stay) if ending.leaving or self._terms.spares else frozenset()
+        server.stayed = frozenset(stay) if ending.leaving or self._config.spares else frozenset()
         self._state.membership, self._state.running = None, False
         server.broadcast(ending)
 

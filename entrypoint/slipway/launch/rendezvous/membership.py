@@ -51,7 +51,7 @@ class Membership:
         doubtful: bool,
         spares: int = 0,
     ) -> None:
-        """A membership without members, for `nodes` and `spares`, of which `least` must come; `doubtful` as in Terms."""
+        """A membership without members, for `nodes` and `spares`, of which `least` must come; see RendezvousConfig."""
         self.own = own
         self.nodes = nodes
         self.spares = spares

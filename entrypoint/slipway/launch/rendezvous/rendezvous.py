@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Go, NodeInfo
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
@@ -39,9 +39,9 @@ FILES = 320  # open files beside one connection per node: strangers, the ring, t
 class Rendezvous:
     """This launcher's part in the rendezvous, as a context manager: `join` before each attempt, `report` after it."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, config: RendezvousConfig) -> None:
         """Nothing is opened yet."""
-        self._terms = terms
+        self._config = config
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class Rendezvous:
         is in use, 1 where nothing can be opened.
         """
         if self._listen():
-            _allow_files(self._terms.launchers + FILES)
+            _allow_files(self._config.launchers + FILES)
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         try:
             self._thread.start()
@@ -60,10 +60,10 @@ class Rendezvous:
 
     def _listen(self) -> bool:
         """Open the port on which this launcher leads, if it ever may. Raises LaunchError."""
-        terms, loopback = self._terms, is_loopback(self._terms.address)
+        config, loopback = self._config, is_loopback(self._config.address)
         self._socket = None
-        if terms.node_rank == 0 or terms.succeeds:
-            self._socket = terms.network.listen(0 if terms.node_rank else terms.port, loopback=loopback)
+        if config.node_rank == 0 or config.succeeds:
+            self._socket = config.network.listen(0 if config.node_rank else config.port, loopback=loopback)
         return self._socket is not None
 
     def __exit__(self, *_: object) -> None:
@@ -174,8 +174,8 @@ class Rendezvous:
             self._rest(future)
             glance()
             if not future.done() and stopped():
-                until = min(until, self._terms.clock.monotonic() + (notice if self._client.welcome else 0.0))
-            if not future.done() and self._terms.clock.monotonic() >= until:
+                until = min(until, self._config.clock.monotonic() + (notice if self._client.welcome else 0.0))
+            if not future.done() and self._config.clock.monotonic() >= until:
                 future.cancel()
                 return None
             if not self._thread.is_alive():
@@ -219,11 +219,11 @@ class Rendezvous:
         self._coordinating: asyncio.Task[None] | None = None
         self._announcing: list[asyncio.Task[None]] = []  # at most one
         self._joining: NodeInfo | None = None  # what this launcher joins with, while it does
-        self._client, self._server = Client(self._terms), Server(self._terms)
+        self._client, self._server = Client(self._config), Server(self._config)
         self._server.yields = self._yield
         listening, tending = None, []
         if self._socket:
-            self._client.door = self._socket.getsockname()[1] if self._terms.succeeds else 0
+            self._client.door = self._socket.getsockname()[1] if self._config.succeeds else 0
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             listening = await asyncio.start_server(
                 self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
@@ -253,7 +253,7 @@ class Rendezvous:
         if self._coordinating and not self._client.leads:
             self._coordinating.cancel()
             self._server.scatter()
-        elif self._terms.node_rank and self._client.leads:
+        elif self._config.node_rank and self._client.leads:
             self._announcing.append(self._loop.create_task(self._announce(dataclasses.replace(info, nonce=go.nonce))))
         return go
 
@@ -269,7 +269,7 @@ class Rendezvous:
         """How many seconds this launcher leaves to the one that led the last attempt. Node 0 leads again at once only if that
         one is lost: else some launchers would follow one and some the other, and each would wait for those that the other has.
         """
-        if self._terms.node_rank or self._client.leads:
+        if self._config.node_rank or self._client.leads:
             return 0.0
         if self._client.has_lost_leader:
             self._server.led = None
@@ -283,9 +283,9 @@ class Rendezvous:
 
         if pause:
             await asyncio.sleep(pause)
-        if self._terms.node_rank:
+        if self._config.node_rank:
             await self._server.be_asked(info.nonce)
-            self._terms.say("enough launchers cannot reach node 0: this node leads the job in its place")
+            self._config.say("enough launchers cannot reach node 0: this node leads the job in its place")
         elif info.nonce and not self._client.leads:  # who has stayed is not known here
             await self._server.be_asked(info.nonce, YIELD_SECONDS)
         await Coordinator(self._server, info).run()
@@ -309,14 +309,14 @@ class Rendezvous:
         if task.cancelled():
             return
         if error := task.exception():
-            self._terms.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
+            self._config.say(f"internal error while nodes waited for each other: {type(error).__name__}: {error}")
             self._closing.set()
         else:
             self._lead()
 
     def _excuse(self, loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         """What asyncio would log with a traceback, such as running out of files, as one line."""
-        self._terms.say(f"rendezvous: {context.get('exception') or context['message']}")
+        self._config.say(f"rendezvous: {context.get('exception') or context['message']}")
 
 
 def _allow_files(needed: int) -> None:

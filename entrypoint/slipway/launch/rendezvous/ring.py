@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import STALLED, connection_failure
 from slipway.launch.rendezvous.link import Link, connect
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.protocol.decoding import MalformedError
 
@@ -22,19 +22,19 @@ KNOCK_BYTES = 16_384
 class Ring:
     """One launcher's listener for its neighbour, and its own visit to the next; an async context manager."""
 
-    def __init__(self, node_rank: int, terms: Terms) -> None:
+    def __init__(self, node_rank: int, config: RendezvousConfig) -> None:
         """Nothing is opened yet."""
-        self.key = terms.random.randbytes(16).hex()
+        self.key = config.random.randbytes(16).hex()
         self.port = 0
-        self.neighbour = terms.address  # until node 0 names the neighbour's address
+        self.neighbour = config.address  # until node 0 names the neighbour's address
         self._node_rank = node_rank
-        self._terms = terms
+        self._config = config
         self._visitors = 0
         self._connected = False  # to the neighbour, which has not answered so far
 
     async def __aenter__(self) -> Self:
         """Listen on a free port; on loopback alone where the whole job is."""
-        listener = self._terms.network.listen(0, loopback=is_loopback(self._terms.address))
+        listener = self._config.network.listen(0, loopback=is_loopback(self._config.address))
         self.port = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._answer, sock=listener, limit=KNOCK_BYTES)
         return self
@@ -45,10 +45,10 @@ class Ring:
 
     async def probe(self, probe: wire.Probe, link: Link) -> None:
         """Visit the neighbour that node 0 names, look for its file, and tell it both."""
-        self.neighbour = probe.address or self._terms.address
+        self.neighbour = probe.address or self._config.address
         trouble = await self._visit(probe)
         try:
-            sees = (self._terms.folder / Path(probe.file).name).exists()
+            sees = (self._config.folder / Path(probe.file).name).exists()
         except OSError:
             sees = False
         link.send(wire.Probed(probe.round, trouble, sees))
@@ -67,7 +67,7 @@ class Ring:
 
     async def _knock(self, probe: wire.Probe) -> str:
         try:
-            link = await connect(await self._terms.network.resolve(self.neighbour), probe.port)
+            link = await connect(await self._config.network.resolve(self.neighbour), probe.port)
         except OSError as error:
             return connection_failure(error)[1]
         self._connected = True

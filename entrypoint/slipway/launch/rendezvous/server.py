@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from slipway.launch.hangs.standing import Standing
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
+from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
 from slipway.launch.rendezvous.membership import Member, Membership, fits
 from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
-from slipway.launch.rendezvous.terms import Terms
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.verdict.cause import Cause
@@ -84,8 +84,8 @@ class State:
 class Server:
     """What connections share. The coordinator of an attempt (coordinator.py) reads and changes its state."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, config: RendezvousConfig) -> None:
+        self.config = config
         self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
         self.changes = 0  # how often launchers became members or left
@@ -191,17 +191,17 @@ class Server:
             return False  # its user stopped it for good
         remain = (len(self.state.membership.ranks) if self.state.membership else 0) - len(leaving)
         noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
-        if self.terms.replaced or (noticed and self.terms.awaits):
+        if self.config.replaced or (noticed and self.config.awaits):
             return remain > 0 or self.state.membership is None  # between two attempts everybody else remains
-        if self.terms.node_rank in leaving and (self.successors <= {*leaving} or not self.state.running):
+        if self.config.node_rank in leaving and (self.successors <= {*leaving} or not self.state.running):
             return False
-        if self.terms.spares:
+        if self.config.spares:
             return not self.state.running or self.has_enough(leaving)
-        return self.terms.enough < self.terms.nodes and (self.terms.enough <= remain or not self.state.running)
+        return self.config.enough < self.config.nodes and (self.config.enough <= remain or not self.state.running)
 
     def has_enough(self, leaving: Collection[int] = ()) -> bool:
         """Whether enough launchers are here for another attempt, spare ones among them, once those leave."""
-        return len(self.state.links.keys() - {*leaving}) >= self.terms.enough
+        return len(self.state.links.keys() - {*leaving}) >= self.config.enough
 
     def asking(self, nonce: str) -> set[int]:
         """The node ranks of this job's launchers that ask this one to lead, since they cannot reach node 0."""
@@ -212,9 +212,9 @@ class Server:
         """Wait until as many launchers as an attempt needs ask this one to lead, itself among them: nobody else can lead then.
         Node 0 leads without that, too, and waits for so many `seconds` at most.
         """
-        loop, terms = asyncio.get_running_loop(), self.terms
-        await self.until(lambda: terms.may_lead(self.asking(nonce)), loop.time() + seconds)
-        await self.until(lambda: len(self.asking(nonce)) >= terms.launchers - 1, loop.time() + TOGETHER_SECONDS)
+        loop, config = asyncio.get_running_loop(), self.config
+        await self.until(lambda: config.may_lead(self.asking(nonce)), loop.time() + seconds)
+        await self.until(lambda: len(self.asking(nonce)) >= config.launchers - 1, loop.time() + TOGETHER_SECONDS)
         self.stayed = frozenset()
 
     def answer(self) -> None:
@@ -230,7 +230,7 @@ class Server:
     def name_successors(self) -> None:
         """While an attempt runs, tell all launchers which spare nodes lead if this one is lost."""
         membership, places = self.state.membership, self.state.places
-        if not (self.terms.succeeds and self.state.running and membership):
+        if not (self.config.succeeds and self.state.running and membership):
             return
         spares = [
             member for rank, member in sorted(membership.members.items()) if rank not in places and member.hello.door
@@ -244,7 +244,7 @@ class Server:
         """Show everybody here that we live, and make them show it."""
         while True:
             self.broadcast(wire.Ping())
-            await asyncio.sleep(self.terms.heartbeat / BEATS)
+            await asyncio.sleep(self.config.heartbeat / BEATS)
 
     async def close(self) -> None:
         """Send what is queued, and close each connection once its launcher has closed it: a connection that is closed while the
@@ -258,13 +258,13 @@ class Server:
     async def _examine(self, link: Link) -> Member | None:
         """Greet, hear the hello, and find out whether it can be a member; None where it was refused."""
         self._strangers[link] = None
-        if len(self._strangers) > self.terms.launchers + STRANGERS:
+        if len(self._strangers) > self.config.launchers + STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]  # at once: the next stranger may come before its connection notices
             oldest.cut()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                challenge, sent = self.terms.random.randbytes(16).hex(), self.terms.clock.time()
+                challenge, sent = self.config.random.randbytes(16).hex(), self.config.clock.time()
                 link.send(wire.Greeting(challenge))
                 hello = await link.receive()
         except TimeoutError:
@@ -273,7 +273,7 @@ class Server:
             self._strangers.pop(link, None)
         if not isinstance(hello, wire.Hello | wire.Led):
             raise MalformedError("not a hello")
-        proof = hmac.digest(self.terms.token.encode(), challenge.encode(), "sha256").hex()
+        proof = hmac.digest(self.config.token.encode(), challenge.encode(), "sha256").hex()
         if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
             self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello.info)
             return None
@@ -281,18 +281,18 @@ class Server:
             self._give_way(hello)
             return None
         # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
-        offset = hello.clock - (sent + self.terms.clock.time()) / 2
+        offset = hello.clock - (sent + self.config.clock.time()) / 2
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
-        here = is_loopback(link.peer) or hello.process == self.terms.process
+        here = is_loopback(link.peer) or hello.process == self.config.process
         return await self._assess(link, Member(hello, None if here else link.peer, offset))
 
     def _give_way(self, led: wire.Led) -> None:
         """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
         membership = self.state.membership
         if (
-            self.terms.node_rank
+            self.config.node_rank
             or self.state.running
-            or (membership and not is_same_job(led.info, membership.own, self.terms))
+            or (membership and not is_same_job(led.info, membership.own, self.config))
         ):
             return
         self.led, self._led_at = replace(led, proof=""), asyncio.get_running_loop().time()
@@ -307,9 +307,9 @@ class Server:
     async def _assess(self, link: Link, member: Member) -> Member | None:
         """Whether a launcher with the right token can be a member."""
         hello, now = member.hello, asyncio.get_running_loop().time()
-        if hello.frozen and self.terms.node_rank and not self.state.running:
+        if hello.frozen and self.config.node_rank and not self.state.running:
             return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
-        if self.terms.succeeds and 0 <= hello.info.node_rank < self.terms.launchers:
+        if self.config.succeeds and 0 <= hello.info.node_rank < self.config.launchers:
             self._asking[hello.info.node_rank] = hello.info.nonce, now
             self.wake()
         if self.led and self.state.membership is None and now - self._led_at < LED_SECONDS:
@@ -318,7 +318,7 @@ class Server:
         # The launcher gives up after HELLO_SECONDS.
         there = await self.until(lambda: self.state.membership is not None, now + ASK_SECONDS)
         if not there or self.state.membership is None:
-            if not self.terms.node_rank:
+            if not self.config.node_rank:
                 self._refuse(link, "node 0 is between two attempts.", again=True)
             return None
         membership, node_rank = self.state.membership, hello.info.node_rank
@@ -342,7 +342,7 @@ class Server:
             else:
                 self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.info)
             return None
-        if self.terms.succeeds and hello.process in self._holders.get(node_rank, [])[:-1]:
+        if self.config.succeeds and hello.process in self._holders.get(node_rank, [])[:-1]:
             # The other one may be in a group of launchers that cannot be reached: each rank counts once.
             self._refuse(link, "another launcher has taken the place of this one.", again=True)
             return None
@@ -352,8 +352,8 @@ class Server:
                     f"node {node_rank} ({rival.info.host}) was frozen: the newer launcher of this rank replaces it"
                 )
             self._remove(rival, older, "it does not answer, and another launcher has replaced it")
-        running, waits = self.state.running or self.state.membership is None, bool(self.terms.spares)
-        if waits and (self.state.running or node_rank >= self.terms.nodes) and (why := membership.misfit(member)):
+        running, waits = self.state.running or self.state.membership is None, bool(self.config.spares)
+        if waits and (self.state.running or node_rank >= self.config.nodes) and (why := membership.misfit(member)):
             self._refuse(link, why, hello.info)
             return None
         if running and not (waits and self.state.running and node_rank not in self.state.places):
@@ -401,25 +401,25 @@ class Server:
             wire.Welcome(
                 max(0.0, self.state.deadline - loop.time()),
                 self.state.membership.own.host,
-                self.terms.heartbeat,
-                self.terms.node_rank,
+                self.config.heartbeat,
+                self.config.node_rank,
             )
         )
         if self.state.running:
             link.send(self.state.start_of(node_rank))
-            self.terms.say(f"node {node_rank} ({member.info.host}) waits as a spare node")
+            self.config.say(f"node {node_rank} ({member.info.host}) waits as a spare node")
             self.name_successors()
         self.wake()
         ended, silence = "its connection closed", 0.0
         try:
             while True:
-                message = await link.receive(self.terms.heartbeat)
+                message = await link.receive(self.config.heartbeat)
                 self._heard[link] = loop.time()
                 if self.state.links.get(node_rank) is link:
                     self._hear(message, member)
                 self.wake()
         except SilentError as error:
-            ended, silence = str(error), self.terms.heartbeat
+            ended, silence = str(error), self.config.heartbeat
         finally:
             if self.state.links.get(node_rank) is link:
                 self._miss(member, ended, silence)
@@ -464,14 +464,14 @@ class Server:
         idle = self._is_idle(node_rank)
         self.changes += not idle
         if self.state.running and not idle:
-            now = self.terms.clock.time()
+            now = self.config.clock.time()
             self.take(Outcome(node_rank, member.info.host, Word.LOST, now - silence, cause=Cause(text=ended)))
         elif self.state.membership:
             self.state.membership.vacate(node_rank)
             self.state.awaited.discard(node_rank)
             if self.state.running:
                 left = len(self.state.links) - len(self.state.places.keys() & self.state.links.keys())
-                self.terms.say(
+                self.config.say(
                     f"spare node {node_rank} ({member.info.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
                 )
                 self.name_successors()
@@ -479,7 +479,7 @@ class Server:
 
     def _is_idle(self, node_rank: int) -> bool:
         """Whether this node has no part in the attempt that runs or is about to, as a spare node."""
-        return bool(self.terms.spares and self.state.places) and node_rank not in self.state.places
+        return bool(self.config.spares and self.state.places) and node_rank not in self.state.places
 
     @property
     def idle(self) -> tuple[tuple[int, str], ...]:
@@ -498,10 +498,10 @@ class Server:
         """Say something about somebody who came, but not for ever."""
         if line not in self._noted and len(self._noted) < NOTES:
             self._noted.add(line)
-            self.terms.say(line)
+            self.config.say(line)
 
 
-def is_same_job(info: NodeInfo, own: NodeInfo, terms: Terms) -> bool:
+def is_same_job(info: NodeInfo, own: NodeInfo, config: RendezvousConfig) -> bool:
     """Whether the launcher with this info belongs to the job that the launcher with the `own` info starts or takes part in."""
     jobs, nonces = {info.job, own.job} - {None}, {info.nonce, own.nonce} - {""}
-    return len(jobs) < 2 and len(nonces) < 2 and fits(info, own, terms.allow_uneven)
+    return len(jobs) < 2 and len(nonces) < 2 and fits(info, own, config.allow_uneven)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.launch.verdict.cause import Cause, CauseKind, other_store
 from slipway.launch.verdict.ledger import ledger_json
-from slipway.launch.verdict.restarts import Course
+from slipway.launch.verdict.restarts import AttemptHistory
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart
 from slipway.protocol.causes import CONFIGURED, Sign
 from slipway.protocol.errors import EXITS, PEER, UNHEALTHY
@@ -38,17 +38,17 @@ MESSAGE_LENGTHS = (3_500, 1_700, 600, 200)  # characters, which take up to six b
 
 def block(
     verdict: Verdict,
-    course: Course = Course(),  # noqa: B008  # frozen
+    history: AttemptHistory = AttemptHistory(),  # noqa: B008  # frozen
     rank: int | None = None,
     advise: Advise = lambda outcome: "",
 ) -> tuple[str, ...]:
-    """The lines that every node prints at the end; `course`: the attempts that this launcher made; `rank`: the only one that it
+    """The lines that every node prints at the end; `history`: the attempts that this launcher made; `rank`: the only one that it
     can speak for, as it was started for that process alone.
     """
     first, nodes = verdict.first, sum(tally.nodes for tally in verdict.tallies)
     evidence = f": {first.evidence}" if first.evidence else ""
     if verdict.word == Word.FINISHED:
-        after = f" after {course.made} attempts" if course.made > 1 else ""
+        after = f" after {history.made} attempts" if history.made > 1 else ""
         where = f"{nodes} node{'s' * (nodes > 1)}" if rank is None else f"rank {rank}"
         return (f"finished on {where}{after}{evidence}",)
     lines = [f"{heading(verdict.word, first.cause.kind)}: {locate(first)}{evidence}"]
@@ -58,10 +58,10 @@ def block(
     lines += [_beside(other, first) for other in verdict.others]
     ends = ", ".join(f"{tally.nodes} {TALLIES[tally.word]}" for tally in verdict.tallies)
     lines += [f"  nodes       {nodes}: {ends}"] if nodes > 1 else []
-    lines += _attempts(course)
+    lines += _attempts(history)
     lines += stack_lines(first.stacks)
     lines += [f"  what to do  {advice}"] if (advice := advise(first)) else []
-    return (*lines, f"  exit code   {_codes(verdict, course.why)}")
+    return (*lines, f"  exit code   {_codes(verdict, history.why)}")
 
 
 def heading(word: str, cause: object) -> str:
@@ -127,8 +127,8 @@ def _beside(other: Outcome, first: Outcome) -> str:
     return f"  meanwhile   {locate(other)}: {finished or other.meanwhile or other.evidence or other.word}"
 
 
-def _attempts(course: Course) -> list[str]:
-    earlier = course.tries[:-1]
+def _attempts(history: AttemptHistory) -> list[str]:
+    earlier = history.tries[:-1]
     lines = [
         f"  attempt {attempt.number:<4}{locate(attempt.outcome)}: {attempt.outcome.evidence or attempt.outcome.word}"
         for attempt in earlier[-SHOWN:]
@@ -136,16 +136,16 @@ def _attempts(course: Course) -> list[str]:
     lines[:0] = (
         [f"  attempts    {len(earlier) - SHOWN} more before these: see {OUTCOME_FILE}"] if len(earlier) > SHOWN else []
     )
-    restarts = max(0, course.made - 1)
-    if not (lines or restarts or course.why):
+    restarts = max(0, history.made - 1)
+    if not (lines or restarts or history.why):
         return []
-    return [*lines, f"  restarts    {restarts or 'none'}{f': {course.why}' if course.why else ''}"]
+    return [*lines, f"  restarts    {restarts or 'none'}{f': {history.why}' if history.why else ''}"]
 
 
 def outcome_json(
     verdict: Verdict,
     node_rank: int,
-    course: Course = Course(),  # noqa: B008  # frozen
+    history: AttemptHistory = AttemptHistory(),  # noqa: B008  # frozen
     earlier: Sequence[Mapping[str, Any]] = (),
     differences: Sequence[Mapping[str, Any]] = (),
     advise: Advise = lambda outcome: "",
@@ -156,10 +156,13 @@ def outcome_json(
     return {
         "code": verdict.code(node_rank),
         **verdict_record(verdict, advise),
-        "attempt": course.number,
-        "attempts": [*earlier, *(vars(one) | {"outcome": outcome_record(one.outcome, advise)} for one in course.tries)],
-        "no_restart": str(course.why or ""),
-        "ledger": ledger_json(course.ledger),
+        "attempt": history.number,
+        "attempts": [
+            *earlier,
+            *(vars(one) | {"outcome": outcome_record(one.outcome, advise)} for one in history.tries),
+        ],
+        "no_restart": str(history.why or ""),
+        "ledger": ledger_json(history.ledger),
         "replicas": list(differences),
     }
 

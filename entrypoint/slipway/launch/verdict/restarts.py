@@ -65,7 +65,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Course:
+class AttemptHistory:
     """All attempts of one start of the launcher, and why no further one follows (None: none was due).
 
     `missed` attempts of the job were made before this launcher came; `ledger`: what the job's time went into.

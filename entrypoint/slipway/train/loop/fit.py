@@ -99,7 +99,9 @@ def train_from_here(training: Training, phase: Phase) -> str:
         context.place.run_dir if first else None, training.step, asked, training.options.values(), context.warn
     )
     units = training.batch_size * task.units_per_sample
-    progress = Progress(training.total, training.step, context.speaks, first and context.place.bar, task.unit, units)
+    progress = Progress(
+        training.total, training.step, context.is_local_leader, first and context.place.bar, task.unit, units
+    )
     training.loader.start(training.position)
     training.snapshots.rhythm = Rhythm(training.snapshots.rhythm.every, training.step)
     try:

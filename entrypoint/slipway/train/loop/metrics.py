@@ -61,10 +61,10 @@ class Progress:
     Above a bar only one line per fifth of the run or per ten minutes is shown; the others go only to the log.
     """
 
-    def __init__(self, total: int, step: int, speaks: bool, bar: bool, unit: str, units_per_step: int) -> None:
+    def __init__(self, total: int, step: int, is_local_leader: bool, bar: bool, unit: str, units_per_step: int) -> None:
         """Begin at `step` of `total`, each worth `units_per_step` of `unit` (as in `tokens`)."""
         self._total = total
-        self._speaks = speaks
+        self._is_local_leader = is_local_leader
         self._unit = unit
         self._units_per_step = units_per_step
         self._bar = tqdm(total=total, initial=step, bar_format=BAR, leave=False) if bar else None
@@ -106,7 +106,7 @@ class Progress:
 
     def say(self, text: str, *, everywhere: bool = True) -> None:
         """Print a line. The launcher shows it above the bar, or writes it only to the log unless `everywhere`."""
-        if self._speaks:
+        if self._is_local_leader:
             print(f"{'' if everywhere else LOG_ALONE.decode()}{text}", flush=True)
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
         with silent_stdout():
             side = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     place = read_place(environ) if is_launched(environ) else place_without_launcher(environ)
-    fenced = place.keeps_snapshots
+    fenced = place.is_writer
     heartbeat = Heartbeat(
         rank_file(place.node_dir, HEARTBEATS, place.rank), (lambda: place.superseded) if fenced else lambda: False
     )
@@ -65,7 +65,7 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
         touch_run_file(place.node_dir / HONOURS_STOP)
     else:
         place.node_dir.mkdir(parents=True, exist_ok=True)
-        if context.speaks:
+        if context.is_local_leader:
             (place.node_dir / STOP_FILE).unlink(missing_ok=True)
         context.place = replace(place, shared=is_shared(context, environ))
         kept = f"snapshots on the disk only, in {place.run_dir}" if keeps else "no restarts"

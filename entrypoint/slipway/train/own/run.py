@@ -523,7 +523,9 @@ class ResumableRun:
         context.close()
         write_outcome(place.node_dir, place.rank, context.outcome)
         if is_launched(self._environ):
-            if context.speaks and word == Word.FINISHED:  # what follows in the script can be stopped by signals again
+            if (
+                context.is_local_leader and word == Word.FINISHED
+            ):  # what follows in the script can be stopped by signals again
                 (place.node_dir / HONOURS_STOP).unlink(missing_ok=True)
         else:
             context.say(f"slipway: {message}")

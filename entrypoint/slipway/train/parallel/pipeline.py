@@ -225,7 +225,7 @@ def collect_shards(
     Each stage sends to those in its own pipeline, which are on the same node if the pipeline fits there. On other ranks
     only this rank's own are returned.
     """
-    keepers = context.gather_number(context.place.keeps_snapshots)
+    keepers = context.gather_number(context.place.is_writer)
     shards = {shard_name(stem, split.stage, split): dict(tensors) for stem, tensors in own.items()}
     merged = dict(values)
     for keeper in (split.rank(stage) for stage in range(split.stages)):

@@ -60,7 +60,7 @@ class RankParts:
 
 def single_part(place: Place) -> RankParts:
     """Return the only part of a job in which all ranks hold the same."""
-    return RankParts((0,) * place.world_size, place.rank, place.keeps_snapshots, place.local_rank == 0)
+    return RankParts((0,) * place.world_size, place.rank, place.is_writer, place.local_rank == 0)
 
 
 def divide(place: Place, of_ranks: Sequence[int], nodes: Sequence[int]) -> RankParts:

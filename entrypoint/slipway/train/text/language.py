@@ -138,7 +138,7 @@ def keep_tokenizer(tokenizer: Tokenizer, context: Context) -> None:
     Raises ConfigurationError if another tokenizer's snapshots are there, OSError if it cannot be written.
     """
     run = context.place.run_dir
-    if not context.place.keeps_snapshots:
+    if not context.place.is_writer:
         return
     kept = tokenizer.identity
     if (run / FILE).exists():

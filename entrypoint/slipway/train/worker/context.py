@@ -44,7 +44,7 @@ class Context(RankCollectives):
         self.device = device
         self.steps: int | None = None  # in all, once it is known
         self.outcome = WorkerOutcome(Word.FINISHED, "finished")
-        self.flag = StopFlag(place.node_dir / STOP_FILE if self.speaks else None, side)
+        self.flag = StopFlag(place.node_dir / STOP_FILE if self.is_local_leader else None, side)
         self._heartbeat = heartbeat
         self._waited: dict[int, float] = {}  # seconds, by the rank that was waited for
 
@@ -54,7 +54,7 @@ class Context(RankCollectives):
         return Context(place, self.device, None, self._heartbeat)
 
     @property
-    def speaks(self) -> bool:
+    def is_local_leader(self) -> bool:
         """Whether this worker prints: the first of each node does."""
         return self.place.local_rank == 0
 
@@ -173,7 +173,7 @@ def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = Fal
     """
     place = read_place(environ)
     touch_run_file(place.node_dir / HONOURS_STOP)
-    fenced = place.keeps_snapshots  # the others notice that it is gone, and thousands need not ask
+    fenced = place.is_writer  # the others notice that it is gone, and thousands need not ask
     heartbeat = Heartbeat(
         rank_file(place.node_dir, HEARTBEATS, place.rank), (lambda: place.superseded) if fenced else lambda: False
     )

@@ -40,7 +40,7 @@ class Place:
     ] = ()  # paths of two buffers for snapshots in memory, of which each process of a node has its own
 
     @property
-    def keeps_snapshots(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this worker reads and writes snapshots: the first of the job, or of each node if the disk is not shared."""
         return self.rank == 0 if self.shared else self.local_rank == 0
 

@@ -61,7 +61,7 @@ def act_together(context: Context, what: str, act: Callable[[Callable[[], None]]
 
     with ThreadPoolExecutor(max_workers=1) as maker:
         work: list[Future[None]] = []
-        if context.speaks:  # the first process of its node
+        if context.is_local_leader:  # the first process of its node
             work = [maker.submit(act, tick)]
         seen = -1
         while True:

@@ -48,7 +48,7 @@ def main() -> None:
     """Run as a worker."""
     with open_context(abandon=True) as context:
         exchange = measure_exchange(context, first_of_nodes(context))
-        if context.speaks:
+        if context.is_local_leader:
             write_json(context.place.run_dir / CHECK_FILE, exchange)
         context.conclude(Word.FINISHED, exchange["text"])
 

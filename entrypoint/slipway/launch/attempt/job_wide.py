@@ -116,7 +116,7 @@ class Spare:
         attempt's agent and workers (process/parked.py).
         """
         self._link, theirs = socket.socketpair()
-        self._environ = lasting(environ)
+        self._environ = lasting_variables(environ)
         with theirs, TemporaryFile() as learned, TemporaryFile() as said:
             learned.write(lines(imports).encode(errors="surrogateescape"))
             learned.seek(0)
@@ -165,7 +165,7 @@ class Spare:
         if not self._wanted:
             return None
         self._link, theirs = socket.socketpair()
-        self._environ = lasting(environ)
+        self._environ = lasting_variables(environ)
         return theirs
 
     def retire(self) -> None:
@@ -183,7 +183,7 @@ class Spare:
             self._listen(LOADING)
         if self._link is None or self.pid is None:
             return None
-        asked = lasting(environ)
+        asked = lasting_variables(environ)
         if changed := [name for name in {**asked, **self._environ} if asked.get(name) != self._environ.get(name)]:
             self.why = f"{min(changed)} is not what it was"
         elif len(files) <= FILES:
@@ -234,13 +234,13 @@ class Spare:
         self._link, self.pid, self._loads, self._preparing = None, None, False, False
 
 
-def lasting(environ: Mapping[str, str]) -> dict[str, str]:
+def lasting_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that libraries read when they are loaded, as far as anybody knows."""
     return {name: value for name, value in environ.items() if not name.startswith(VARYING)}
 
 
 @dataclass(frozen=True)
-class Lasting:
+class JobWide:
     """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `spare`: what the
     next attempt is forked from, `script` together with the workers of a script; `own`: what this launcher started, as opposed to
     what was below it before; `look_on` is called at every look, and `on_hang` with the text of a hang. `silence`: the seconds
@@ -259,4 +259,4 @@ class Lasting:
     reached: int = 0
 
 
-ALONE = Lasting()  # an attempt that nothing outlasts
+ALONE = JobWide()  # an attempt that nothing outlasts

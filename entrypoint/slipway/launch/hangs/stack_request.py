@@ -160,7 +160,7 @@ OUTSIDE_SECONDS = 8.0  # that py-spy may take; milliseconds, usually
 COMMAND = ("dump", "--nonblocking", "--json", "--full-filenames", "--pid")
 
 
-class Outside:
+class PySpy:
     """One look at some processes from outside: at those that cannot answer themselves, or have no watcher.
 
     py-spy reads a process's memory and does not stop it (--nonblocking), so nothing happens to it. Each look has a thread of its
@@ -226,15 +226,15 @@ class Found(NamedTuple):
     answer: Mapping[str, Any] | None
 
 
-class Inquiry:
+class StackRequest:
     """The question, and what is known so far. All moments are monotonic seconds."""
 
     def __init__(
-        self, listener: Listener, workers: Mapping[int, int], now: float, look: Callable[..., Outside] = Outside
+        self, listener: Listener, workers: Mapping[int, int], now: float, look: Callable[..., PySpy] = PySpy
     ) -> None:
         """`workers`: process ids by rank, 0 where there is none; `look` is for tests."""
         self._listener, self._workers, self._asked, self._look = listener, workers, now, look
-        self._outside: Outside | None = None
+        self._outside: PySpy | None = None
         self._outside_since = 0.0
         listener.ask("all")
 

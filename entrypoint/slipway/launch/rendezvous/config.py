@@ -1,4 +1,4 @@
-"""The terms on which the launchers of a job meet: what each of them was told when it started, and the network that they use."""
+"""The configuration of a rendezvous: what a launcher was started with, and the network that it uses."""
 
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -30,7 +30,7 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class RendezvousConfig:
     """`address` and `port` are MASTER_ADDR and MASTER_PORT; times are in seconds.
 
     `timeout` is how long launchers wait for each other; `patience` how long the verdict waits for the other nodes once one
