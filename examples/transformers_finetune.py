@@ -41,7 +41,7 @@ class FinetuneOptions(Common):
 
 def load(name: str, context: Context) -> tuple[Any, Any]:
     """Model and tokenizer. One process of each node downloads them, the others find them in the cache."""
-    if not context.speaks:
+    if not context.is_local_leader:
         context.wait_for_all()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -49,7 +49,7 @@ def load(name: str, context: Context) -> tuple[Any, Any]:
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--model {name} cannot be loaded: {str(error).splitlines()[0]}") from None
-    if context.speaks:
+    if context.is_local_leader:
         context.wait_for_all()
     return model.to(context.device).train(), tokenizer
 
