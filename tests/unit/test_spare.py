@@ -115,7 +115,9 @@ def test_none_is_left_behind_where_none_is_wanted() -> None:
 
 
 def test_what_differs_from_attempt_to_attempt_does_not_count() -> None:
-    assert lasting_variables({"SLIPWAY_ATTEMPT": "3", "TORCH_FR_BUFFER_SIZE": "1", "COLUMNS": "80", "A": "b"}) == {"A": "b"}
+    assert lasting_variables({"SLIPWAY_ATTEMPT": "3", "TORCH_FR_BUFFER_SIZE": "1", "COLUMNS": "80", "A": "b"}) == {
+        "A": "b"
+    }
 
 
 @pytest.mark.parametrize(
