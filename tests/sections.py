@@ -48,7 +48,7 @@ class Section:
         """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest select instead of the tier."""
         if self.goal:
             return ["make", "--no-print-directory", self.goal, "ARGS="]  # pytest's arguments do not concern it
-        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}"]
+        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}", "--durations=10"]
         if self.at_once > 1:
             words += ["--numprocesses", str(self.at_once), *self.spread]
         if self.marked and not arguments and EXPRESSIONS[tier]:

@@ -29,6 +29,7 @@ TAKE_SECONDS = {
     "test_a_killed_rank_resumes_where_the_newest_checkpoint_is",
     "test_a_loop_killed_at_seeded_moments_ends_with_the_same_bits",
     "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
+    "test_a_mistake_of_one_rank_ends_the_job_with_a_message",
     "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
     "test_a_stop_ends_all_ranks_at_one_step_with_a_checkpoint",
     "test_a_training_without_a_fault_raises_no_alarm",

@@ -30,10 +30,17 @@ LAUNCHERS = {
     "slipway": ["slipway", "run", "--nproc-per-node", "2", "--max-restarts", "0"],
     "torchrun": ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--standalone"],
 }
+FOR_EVERY_CHANGE = ("fewer_batches", "slipway")  # which takes seconds; the others wait for a limit or repeat a path
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("loop", bad_loops.LOOPS)
+@pytest.mark.parametrize(
+    ("loop", "launcher"),
+    [
+        pytest.param(loop, launcher, marks=[pytest.mark.pull] if (loop, launcher) == FOR_EVERY_CHANGE else [])
+        for loop in bad_loops.LOOPS
+        for launcher in LAUNCHERS
+    ],
+)
 def test_a_mistake_of_one_rank_ends_the_job_with_a_message(tmp_path: Path, loop: str, launcher: str) -> None:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
     done = subprocess.run(

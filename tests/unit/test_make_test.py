@@ -82,9 +82,9 @@ def test_a_run_with_strict_fails_what_is_skipped_and_not_what_is_in_quarantine(t
 )
 def test_a_tier_is_a_selection_by_marks(tier: str, expression: list[str]) -> None:
     section = Section("first", "")
-    assert section.command("python", [], tier, Path("x"))[5:] == expression
-    assert Section("first", "", marked=False).command("python", [], tier, Path("x"))[5:] == []
-    assert section.command("python", ["-k", "word"], tier, Path("x"))[5:] == ["-k", "word"]
+    assert section.command("python", [], tier, Path("x"))[6:] == expression
+    assert Section("first", "", marked=False).command("python", [], tier, Path("x"))[6:] == []
+    assert section.command("python", ["-k", "word"], tier, Path("x"))[6:] == ["-k", "word"]
     assert section.command("python", [], tier, Path("x"))[:4] == ["python", "-m", "pytest", "tests/first"]
 
 
