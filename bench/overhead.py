@@ -30,7 +30,7 @@ from sides import Spread
 from switched.sitecustomize import MEMORY, OFTEN, REPLAYS, WATCHING
 
 HERE = Path(__file__).parent
-PERIOD = 15.0  # s between two looks at the metrics page
+PERIOD = 15.0  # s between polls of the metrics page
 LIMITS = {MEMORY: 0.99, WATCHING: 0.99, REPLAYS: 0.995}
 BOTH = (MEMORY, WATCHING)
 ALL = ("--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--eval-samples", "16", "--log-every", "1000")

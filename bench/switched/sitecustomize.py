@@ -95,11 +95,11 @@ def leave_out_watching(training: Any) -> Switch:
     for hook in own_time._hooks:
         hook.remove()
     own_time._hooks = []
-    verification.look = lambda step: None
-    stragglers.look = lambda: None
+    verification.check = lambda step: None
+    stragglers.check = lambda: None
 
     def put_back() -> None:
-        del verification.look, stragglers.look
+        del verification.check, stragglers.check
         own_time.settle(all_of_them=False)
         own_time.drop()
         stragglers._since = time.perf_counter()

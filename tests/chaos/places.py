@@ -36,7 +36,7 @@ MARK = "CHAOS"  # in the environment of every process of a node: job, node, star
 
 @dataclass(frozen=True)
 class Process:
-    """A process that carries a mark; `role` is launcher, reaper, torchrun, worker, parked, tini or its command."""
+    """A process that carries a mark; `role` is launcher, reaper, torchrun, worker, standby, tini or its command."""
 
     pid: int
     mark: str
@@ -66,7 +66,7 @@ def role_of(pid: int, words: list[str], agents: set[int]) -> str:
         return "torchrun" if parent.isdigit() and int(parent) in agents else "reaper"
     roles = {
         "tini": "tini",
-        "slipway.process.standby": "parked",
+        "slipway.process.standby": "standby",
         "slipway.process.warm": "worker",
         "slipway.train": "worker",
         "slipway": "launcher",

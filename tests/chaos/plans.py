@@ -72,7 +72,7 @@ def make_plan(seed: int, number: int, engine: bool) -> Plan:
 def make_harm(dice: random.Random, nodes: int, contained: bool) -> Harm:
     """A harm to any process of any node, or to its container."""
     node, training = dice.randrange(nodes), dice.random() < 0.7
-    targets = ["launcher", "reaper", "torchrun", "parked", "worker 0", "worker 1" if nodes == 1 else "worker 0"]
+    targets = ["launcher", "reaper", "torchrun", "standby", "worker 0", "worker 1" if nodes == 1 else "worker 0"]
     act, target = dice.choice(SIGNALS), dice.choice([*targets, "tini"] if contained else targets)
     if contained and dice.random() < 0.4:
         act, target = dice.choice(("kill", "stop", "pause", "cut")), "container"

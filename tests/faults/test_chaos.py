@@ -15,5 +15,5 @@ def test_a_job_that_is_harmed_at_random_ends_as_an_undisturbed_one(tmp_path: Pat
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 × linear" in done.stdout
-    assert "SIGKILL parked of node 0 at " in done.stdout
+    assert "SIGKILL standby of node 0 at " in done.stdout
     assert "1 jobs, 2 harms, 1 starts of a node: 0 jobs were wrong" in done.stdout

@@ -20,7 +20,7 @@ from waiting import PATIENCE, wait_until
 
 from slipway.launch.attempt import job_wide
 from slipway.launch.attempt.child import AGENT
-from slipway.launch.attempt.job_wide import Spare
+from slipway.launch.attempt.job_wide import WarmStandby
 from slipway.process.tree import OwnProcesses, adopt_orphans
 from slipway.protocol.imports import Imports
 
@@ -97,30 +97,34 @@ def run_cold(words: Sequence[str], folder: Path, more: Mapping[str, str]) -> Ran
 
 
 @contextlib.contextmanager
-def parked(words: Sequence[str], folder: Path, more: Mapping[str, str], imports: Imports) -> Iterator[Spare]:
+def script_standby(
+    words: Sequence[str], folder: Path, more: Mapping[str, str], imports: Imports
+) -> Iterator[WarmStandby]:
     """The process that waits for the next attempt, once it has imported everything."""
     adopt_orphans()
     job_wide.LOADING = PATIENCE
     before = Path.cwd()
-    with Spare(OwnProcesses(), wanted=True) as spare:
+    with WarmStandby(OwnProcesses(), wanted=True) as standby:
         told = without_place(environment(folder, more))
         os.chdir(folder)
         try:
-            spare.park([PYTHON, "-u", *words], told, imports)
+            standby.start_script([PYTHON, "-u", *words], told, imports)
         finally:
             os.chdir(before)
 
         def waits() -> bool:
-            spare.look()
-            return spare.waits or spare.pid is None
+            standby.poll()
+            return standby.waits or standby.pid is None
 
-        wait_until(waits, "the parked process")
-        if spare.waits and imports.dynamo == "":
-            spare.load("torch._dynamo")
-        yield spare
+        wait_until(waits, "the script_standby process")
+        if standby.waits and imports.dynamo == "":
+            standby.load("torch._dynamo")
+        yield standby
 
 
-def run_warm(spare: Spare, words: Sequence[str], folder: Path, more: Mapping[str, str], attempt: str = "2") -> Ran:
+def run_warm(
+    standby: WarmStandby, words: Sequence[str], folder: Path, more: Mapping[str, str], attempt: str = "2"
+) -> Ran:
     """As the next attempt starts it, in torchrun's hands."""
     told = without_place(environment(folder, more, SLIPWAY_ATTEMPT=attempt))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error, tempfile.TemporaryFile() as log:
@@ -135,8 +139,8 @@ def run_warm(spare: Spare, words: Sequence[str], folder: Path, more: Mapping[str
         files = {number: number for number in (telling, out.fileno(), error.fileno())}
         nothing = os.open(os.devnull, os.O_RDONLY)
         files |= {0: nothing, 1: log.fileno(), 2: log.fileno()}
-        agent = spare.fork((*AGENT, *terms, *torchrun), told, files)
-        assert agent, spare.why
+        agent = standby.fork((*AGENT, *terms, *torchrun), told, files)
+        assert agent, standby.why
         agent.wait(PATIENCE)
         for number in (telling, nothing):
             os.close(number)

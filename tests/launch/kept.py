@@ -18,7 +18,7 @@ class Kept(NamedTuple):
     def steps(self, run: str) -> list[int]:
         """The steps of the complete snapshots, newest first."""
         catalog = Catalog(self.store, run)
-        catalog.look()
+        catalog.refresh()
         return [each[0].place.step for each in catalog.sets()]
 
     def contents(self) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from slipway.process import agent, warm
 from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import STOP_FILE, error_file
 
-POLL = 0.02  # s between two looks at the workers
+POLL = 0.02  # s between polls of the workers
 
 
 class Torchrun:

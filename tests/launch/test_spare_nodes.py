@@ -7,7 +7,7 @@ from pathlib import Path
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from test_memory import IN_MEMORY, JOB, process_of, steps_of, wait_for_memory
-from test_warm import parked
+from test_warm import standby_of
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.run_directory.directory import RunDirectory
@@ -29,7 +29,7 @@ def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is
     wait_until(
         lambda: [spare.node for spare in RunDirectory(run).node(0).spares or ()] == [2], "the spare node's record"
     )
-    assert parked(jobs[2])
+    assert standby_of(jobs[2])
     rank = process_of(tmp_path / "disk-1", 1)
     jobs[1].signal(signal.SIGKILL)
     wait_until(lambda: not lives(rank), "the end of the rank on the node that is killed")

@@ -67,7 +67,7 @@ ENDINGS = [
     "stops by the flag", "fails after the other left", "hangs",
 ]  # fmt: skip
 
-# Has torch imported, and forks an agent for each line, as the parked process does: ten imports would cost a minute.
+# Has torch imported, and forks an agent for each line, as the standby does: ten imports would cost a minute.
 AGENTS = """
 import json, os, sys
 stands_in = sys.argv[1] == "stand-in"

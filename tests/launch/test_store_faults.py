@@ -129,7 +129,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def require_whole(direct: ObjectStore, copied: Copied, into: Path) -> list[int]:
     """Fetch every snapshot that counts, without the proxy, and compare it; the steps, newest first."""
     catalog = Catalog(direct, "job")
-    catalog.look()
+    catalog.refresh()
     sets = [each[0] for each in catalog.sets()]
     shutil.rmtree(into, ignore_errors=True)
     for stored in sets:

@@ -100,7 +100,7 @@ def test_50_uploads_that_are_killed_leave_nothing_invalid_lose_nothing_valid_and
         killed += child.wait() == -signal.SIGKILL
         child.stdout.close()
         catalog = Catalog(bucket, "run")
-        catalog.look()
+        catalog.refresh()
         found = {each[0].place.step: each[0] for each in catalog.sets()}
         assert complete <= {*found}, "nothing that was complete is lost"
         for new in {*found} - complete:  # the last request of a process that was killed may have its effect later
@@ -111,7 +111,7 @@ def test_50_uploads_that_are_killed_leave_nothing_invalid_lose_nothing_valid_and
     assert killed > 25
     claim(bucket, "run", 2, {"nonce": "2"})
     upload(bucket, "run", make_snapshot(tmp_path, 99, 2), Location(2, 99), Pace())
-    catalog.look()
+    catalog.refresh()
     clean(bucket, "run", 2, 1, catalog)
     left = [name for name in bucket.list_objects("run/") if "/claims/" not in name]
     assert sorted(name.rpartition("/")[2] for name in left) == ["manifest.json", "model.safetensors", "state.json"]

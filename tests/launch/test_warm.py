@@ -32,7 +32,7 @@ GPT = (
 )
 
 
-def parked(job: Launcher) -> int:
+def standby_of(job: Launcher) -> int:
     """The process id of the one that is left behind, once it is there."""
 
     def find() -> int | None:
@@ -69,10 +69,10 @@ def test_a_forked_attempt_ends_bit_for_bit_as_an_undisturbed_run(
     told = rules.variables(held, Rule("signal SIGKILL", step=11, rank=last), again, torch=True)
     job = start(*GPT, "--runs", "runs", **more, **told)
     rules.wait_for(held, job)
-    pid = parked(job)
+    pid = standby_of(job)
     rules.let_go(held)
     rules.wait_for(again, job)
-    assert parked(job) == pid, "it lasts"
+    assert standby_of(job) == pid, "it lasts"
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1, "no pool of threads"
     names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in trees([job.process.pid])[job.process.pid]]
     workers = [name for name in names if b"slipway.process.warm\0slipway.train.workloads.gpt" in name]
@@ -90,7 +90,7 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     held, again = Rule("hold", step=10), Rule("hold", step=10, attempt=2)
     told = rules.variables(held, Rule("signal SIGKILL", step=11, rank=1), again)
     job = start(*GPT, NPROC_PER_NODE="2", SLIPWAY_WARM="0" if harm is None else "1", **told)
-    pid = None if harm is None else parked(job)
+    pid = None if harm is None else standby_of(job)
     rules.wait_for(held, job)
     if pid is None:
         names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in trees([job.process.pid])[job.process.pid]]
@@ -103,7 +103,7 @@ def test_without_it_an_attempt_starts_as_the_first_did(start: Run, rules: Rules,
     rules.let_go(held)
     rules.wait_for(again, job)
     if pid is not None:
-        assert parked(job) != pid, "there is a new one"
+        assert standby_of(job) != pid, "there is a new one"
     rules.let_go(again)
     assert job.end() == 0, job.text
     assert rules.started == ["1-0", "1-1", "2-0", "2-1"]
@@ -136,7 +136,7 @@ def prepared(job: Launcher) -> list[int]:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if b"SLIPWAY_WATCHER=parked:" in environ:
+        if b"SLIPWAY_WATCHER=standby:" in environ:
             found.append(pid)
     return found
 
@@ -215,7 +215,7 @@ if os.environ["SLIPWAY_ATTEMPT"] == "1":
 def test_a_script_gets_an_interpreter_of_its_own(start: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
     job = start("run", "--max-restarts", "1", "own.py", NPROC_PER_NODE="2", **rules.variables(pause=0.1))
-    assert parked(job)
+    assert standby_of(job)
     job.wait_for("begun 0")
     job.wait_for("begun 1")
     (tmp_path / "go").touch()
@@ -232,7 +232,7 @@ def test_nothing_is_left_of_a_killed_launcher_though_all_is_frozen(start: Run, r
     killed = [Rule("signal SIGKILL", step=9, rank=1)] if attempt == 2 else []
     job = start(*GPT, "--steps", "100000", NPROC_PER_NODE="2", **rules.variables(held, *killed))
     rules.wait_for(held, job)
-    pid = parked(job)
+    pid = standby_of(job)
     below = trees([job.process.pid])[job.process.pid]
     assert pid in below
     send_signal([pid], signal.SIGSTOP)

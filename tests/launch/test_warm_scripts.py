@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cold_and_warm import Ran, parked, run_cold, run_warm
+from cold_and_warm import Ran, run_cold, run_warm, script_standby
 
 
 class Script(NamedTuple):
@@ -278,12 +278,12 @@ def test_a_script_prints_the_same_in_a_warm_restart_or_its_restart_is_cold(tmp_p
         assert str(cold.imports.why).startswith(script.cold)
         return
     assert cold.imports.why == "", cold
-    with parked(script.words, tmp_path, script.variables, cold.imports) as spare:
+    with script_standby(script.words, tmp_path, script.variables, cold.imports) as standby:
         if script.cold not in ("", "-"):
-            assert spare.why.startswith(script.cold)
+            assert standby.why.startswith(script.cold)
             return
-        assert spare.waits, spare.why
-        assert normal(run_warm(spare, script.words, tmp_path, script.variables)) == normal(cold)
+        assert standby.waits, standby.why
+        assert normal(run_warm(standby, script.words, tmp_path, script.variables)) == normal(cold)
 
 
 SECOND_TIME = "import os\nif os.environ['SLIPWAY_ATTEMPT'] != '1': os.environ['OMP_NUM_THREADS'] = '1'"
@@ -294,8 +294,8 @@ def test_a_script_that_changes_something_only_the_second_time_begins_again(tmp_p
     words = ("script.py",)
     cold = run_cold(words, tmp_path, {})
     assert (cold.imports.why, cold.out) == ("", "begun\n2\n")
-    with parked(words, tmp_path, {}, cold.imports) as spare:
-        warm = run_warm(spare, words, tmp_path, {})
+    with script_standby(words, tmp_path, {}, cold.imports) as standby:
+        warm = run_warm(standby, words, tmp_path, {})
     assert warm.out == "begun\nbegun\n1\n"
     assert warm.error == (
         "slipway: rank 0: OMP_NUM_THREADS was set or changed before torch was imported: the script begins again with a new import of "
@@ -309,6 +309,9 @@ def test_unseeded_random_numbers_are_new_each_time(tmp_path: Path) -> None:
     )
     words = ("script.py",)
     cold = run_cold(words, tmp_path, {})
-    with parked(words, tmp_path, {}, cold.imports) as spare:
-        rows = [cold.out.split(), *(run_warm(spare, words, tmp_path, {}, str(number)).out.split() for number in (2, 3))]
+    with script_standby(words, tmp_path, {}, cold.imports) as standby:
+        rows = [
+            cold.out.split(),
+            *(run_warm(standby, words, tmp_path, {}, str(number)).out.split() for number in (2, 3)),
+        ]
     assert all(len(set(column)) == 3 for column in zip(*rows, strict=True)), rows

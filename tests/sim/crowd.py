@@ -30,7 +30,7 @@ from slipway.protocol.outcomes import Word
 LATENCY = (0.0001, 0.001)  # seconds that a packet takes within a data centre
 RESENT = 1.0  # seconds until a kernel sends a SYN again that found the queue of a listener full; then twice as long
 TRAINING = 60.0  # seconds of heartbeats
-GLANCE = 0.01  # seconds between two looks at whether a launcher knows of the lost node
+GLANCE = 0.01  # seconds between polls of whether a launcher knows of the lost node
 
 # Runs a callback of node 0; the seconds for which node 0 was busy with it.
 Meter = Callable[[Callable[..., object], tuple[object, ...]], float]

@@ -26,7 +26,7 @@ SILENCE = 15.0  # seconds after which the others have noticed that a node is gon
 # Seconds from the kill of a node to the attempt in which a spare node has its place, at most: 2 until the last launcher has noticed,
 # SUCCEED_SECONDS where the launchers divide between two leaders, and 2 until they have found the one that stays.
 REPLACED = 2 + SUCCEED_SECONDS + 2
-LOOK = 5.0  # seconds between two looks for an interruption notice (AWS; the other clouds are asked more often)
+LOOK = 5.0  # seconds between polls for an interruption notice (AWS; the other clouds are asked more often)
 
 
 Story = Callable[[World], Coroutine[Any, Any, "list[Job]"]]

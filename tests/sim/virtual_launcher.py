@@ -22,7 +22,7 @@ from slipway.launch.attempt.job_wide import JobWide
 from slipway.launch.attempt.stops import TICK, Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.hangs.standing import Call, Group, Standing
+from slipway.launch.hangs.stack_dump import Call, Group, StackDump
 from slipway.launch.interruptions.metadata import SERVICES
 from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import JobParts, make_attempts
@@ -55,8 +55,8 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 if TYPE_CHECKING:
     from world import World
 
-LOOK = 0.5  # seconds between two looks at the work
-GLANCE = 1.0  # seconds between two looks of a launcher that waits for the others
+LOOK = 0.5  # seconds between polls of the work
+GLANCE = 1.0  # seconds between polls by a launcher that waits for the others
 STILL = 20.0  # seconds without a step after which a node says where its ranks stand
 WINDOW = 10  # seconds that nodes wait for one that is late, where enough are here
 EPOCH = 1_700_000_000.0  # unix seconds at which a simulation begins
@@ -141,7 +141,7 @@ class Launcher:
         cloud = CLOUDS[name](now=now, due=now - late, left=left)
         service = SERVICES[name](cloud.fetch)
         watch = NoticeWatch(Watched(name, "a simulation"), self.stops.announce, self._say, lambda: service, self.clock)
-        watch.look(service)
+        watch.poll(service)
 
     @property
     def done(self) -> bool:
@@ -224,8 +224,8 @@ class Work:
             while outcome is None:
                 launcher.program.sleep(LOOK)
                 launcher.world.rules.writes(launcher, self._run)
-                launcher.stops.look()
-                self._look()
+                launcher.stops.poll()
+                self._poll()
                 outcome = self._ended()
         finally:
             team.leave(launcher)
@@ -236,11 +236,11 @@ class Work:
             self._run.attempt, outcome, self._before, after, moved, team.step, round(gained, 1), self._job.enough
         )
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now, team = self._launcher.clock.monotonic(), self._team
         if team.moved:
             self._milestones.take({0: Beat(0, Phase.TRAIN, team.step, monotonic=now)}, now)
-        self._milestones.look(now, started=True, ending=False)
+        self._milestones.poll(now, started=True, ending=False)
         self._job_wide.look_on(self._milestones)
 
     def _ended(self) -> Outcome | None:
@@ -272,7 +272,7 @@ class Work:
         now = launcher.clock.monotonic()
         if not team.whole or now - team.stepped < STILL:
             return None
-        hang = self._report.judge(self._report.compare(team.standings(launcher, self._topology.ranks)), now)
+        hang = self._report.judge(self._report.compare(team.dumps(launcher, self._topology.ranks)), now)
         if hang is None:
             return None
         launcher.world.rules.hangs(launcher, hang, team)
@@ -336,7 +336,7 @@ class Team:
         self.stopping = True
         return self.finished
 
-    def standings(self, launcher: Launcher, ranks: Sequence[int]) -> list[Standing]:
+    def dumps(self, launcher: Launcher, ranks: Sequence[int]) -> list[StackDump]:
         """Where the ranks of a node stand: in a collective that those of a node that hangs have not begun."""
         since = launcher.wall() - STILL
         begun = 6 if launcher.hang else 7
@@ -344,7 +344,7 @@ class Team:
         calls = () if launcher.hang else (call,)
         world = ((0, self._size * len(ranks) - 1, 1),)
         return [
-            Standing(rank, launcher.rank, "sleeps", calls=calls, groups=(Group("world", world, begun),))
+            StackDump(rank, launcher.rank, "sleeps", calls=calls, groups=(Group("world", world, begun),))
             for rank in ranks
         ]
 
@@ -381,7 +381,7 @@ class SimulatedStops(Stops):
         until = self._launcher.clock.monotonic() + seconds
         while not self.came and (left := until - self._launcher.clock.monotonic()) > 0:
             self._launcher.program.sleep(min(left, TICK))
-            self.look()
+            self.poll()
         return bool(self.came)
 
     def announce(self, name: str, left: float | None) -> None:

@@ -214,7 +214,7 @@ def work(environment: Mapping[str, str], log: str, workload: str, args: Sequence
     break_the_disk(faults, hold)
     if faults.get("untimed"):
         training.OwnTime = lambda _, device: OwnTime((), device)  # type: ignore[misc, assignment]
-        wrap(stragglers.Stragglers, "look", lambda own: setattr(own, "_group", None))
+        wrap(stragglers.Stragglers, "check", lambda own: setattr(own, "_group", None))
     if "simulated" in faults:
         simulate_time(int(environment["RANK"]), faults["simulated"], faults.get("slower", [-1, "", 0]))
     if faults.get("profiler") == int(environment["RANK"]):

@@ -294,7 +294,7 @@ def run_ranks(
                 with ALONE:
                     torch.manual_seed(seed * 1000 + step * 10 + rank)
                     replay_of.keep(step, program.batch())
-                replay_of.look(step)
+                replay_of.check(step)
                 if step > FIRST:
                     outcome.replays += 1
                 elif step == FIRST:

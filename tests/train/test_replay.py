@@ -231,7 +231,7 @@ def test_auto_measures_again_after_a_return_to_a_snapshot(monkeypatch: pytest.Mo
     monkeypatch.setattr(replays, "_replay", fail_first)
     for step in range(1, 23):
         with suppress(WrongArithmeticError):
-            replays.look(step)
+            replays.check(step)
     assert replayed == [11, 22]
     assert isinstance(replays._every, int)
 

@@ -160,5 +160,5 @@ def is_valid(store: FakeStore, stored: StoredSnapshot) -> bool:
 def steps_in(store: ObjectStore, run: str = "run") -> list[int]:
     """The steps of the complete snapshots in a store, newest first."""
     catalog = Catalog(store, run)
-    catalog.look()
+    catalog.refresh()
     return [each[0].place.step for each in catalog.sets()]

@@ -66,7 +66,7 @@ def train(hands: Hands, books: Books, seconds: float, first: int, reached: int, 
     hands.now += seconds
     spent = {Phase.SETUP: seconds / 2, Phase.TRAIN: seconds / 2}
     milestones.take({0: Beat(0, Phase.TRAIN, reached, monotonic=hands.now, first=first, spent=spent)}, hands.now)
-    books.look(milestones)
+    books.poll(milestones)
 
 
 def test_a_job_with_a_restart_from_the_start_of_its_process(hands: Hands, run: Run) -> None:
@@ -117,10 +117,10 @@ def test_it_is_written_every_few_seconds_while_an_attempt_runs(hands: Hands, run
     assert (kept.wall, kept.attempts, kept.until) == (2 + EVERY, 1, hands.clock.time())
     milestones = Milestones(hands.now, 0)
     hands.now += EVERY - 1
-    books.look(milestones)
+    books.poll(milestones)
     assert run.ledger() == kept
     hands.now += 1
-    books.look(milestones)
+    books.poll(milestones)
     assert (later := run.ledger())
     assert later.wall == 2 + 2 * EVERY
     assert books.ledger.wall == 2, "what goes on is not booked yet"

@@ -20,7 +20,7 @@ def test_a_seed_and_a_number_give_the_same_plan_and_others_give_others() -> None
 def test_all_kinds_of_harms_come_to_nodes_that_are_there() -> None:
     harms = [harm for plan in MANY for harm in plan.harms]
     assert {harm.act for harm in harms} == {*SIGNALS, "kill", "stop", "pause", "cut"}
-    roles = {"launcher", "reaper", "torchrun", "worker", "parked", "tini", "container"}
+    roles = {"launcher", "reaper", "torchrun", "worker", "standby", "tini", "container"}
     assert {harm.target.partition(" ")[0] for harm in harms} == roles
     assert all(
         harm.node < plan.nodes and len(plan.again) == plan.nodes * STARTS for plan in MANY for harm in plan.harms

@@ -3,7 +3,7 @@
 import pytest
 
 from slipway.launch.hangs.hang import find_hang, stacks_of
-from slipway.launch.hangs.standing import Call, Frame, Group, Standing, read_standing, runs_of
+from slipway.launch.hangs.stack_dump import Call, Frame, Group, StackDump, read_stack_dump, runs_of
 
 TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py"
 IN_LOAD = (
@@ -25,20 +25,20 @@ def call(
     return Call(group, number, name, shape, since, done)
 
 
-def waits(rank: int, *calls: Call, node: int = 0, groups: tuple[Group, ...] = ()) -> Standing:
-    return Standing(rank, node, frames=IN_STEP, calls=calls, groups=groups)
+def waits(rank: int, *calls: Call, node: int = 0, groups: tuple[Group, ...] = ()) -> StackDump:
+    return StackDump(rank, node, frames=IN_STEP, calls=calls, groups=groups)
 
 
-def works(rank: int, *calls: Call, node: int = 0, state: str = "", groups: tuple[Group, ...] = ()) -> Standing:
-    return Standing(rank, node, state, () if state else IN_LOAD, calls, groups)
+def works(rank: int, *calls: Call, node: int = 0, state: str = "", groups: tuple[Group, ...] = ()) -> StackDump:
+    return StackDump(rank, node, state, () if state else IN_LOAD, calls, groups)
 
 
 def group(name: str, *ranks: int, begun: int = 0) -> Group:
     return Group(name, runs_of(ranks), begun)
 
 
-def text(*standings: Standing) -> str:
-    hang = find_hang(standings)
+def text(*dumps: StackDump) -> str:
+    hang = find_hang(dumps)
     assert hang is not None
     return hang.text
 
@@ -53,10 +53,10 @@ def test_who_has_not_come_is_named_with_the_collective_and_the_line() -> None:
 
 
 def test_the_stacks_are_the_culprits_and_one_that_waits() -> None:
-    standings = [*(waits(rank, call(56)) for rank in (0, 2, 3)), works(1)]
-    hang = find_hang(standings)
+    dumps = [*(waits(rank, call(56)) for rank in (0, 2, 3)), works(1)]
+    hang = find_hang(dumps)
     assert hang is not None
-    lines = stacks_of(hang, standings)
+    lines = stacks_of(hang, dumps)
     assert [line.split()[1] for line in lines if line.startswith("  rank")] == ["1", "0"]
     assert lines[1] == "    /home/me/user.py:20 <module>()"
 
@@ -124,7 +124,7 @@ def test_one_that_is_done_here_already_still_says_what_it_was() -> None:
 
 
 def test_what_is_not_recorded_shows_in_the_stacks() -> None:
-    inside = Standing(0, 0, frames=(Frame(TORCH, 99, "recv"), Frame("/home/me/user.py", 3, "get")))
+    inside = StackDump(0, 0, frames=(Frame(TORCH, 99, "recv"), Frame("/home/me/user.py", 3, "get")))
     hang = find_hang([inside, works(1)])
     assert hang is not None
     assert hang.ranks == (1,)
@@ -137,11 +137,11 @@ def test_what_is_not_recorded_shows_in_the_stacks() -> None:
 @pytest.mark.parametrize("package", ["lightning_fabric", "lightning/fabric"])
 def test_so_does_the_barrier_of_lightning_which_calls_torchs_itself(package: str) -> None:
     file = f"/venv/lib/python3.13/site-packages/{package}/utilities/distributed.py"
-    inside = Standing(0, 0, frames=(Frame(file, 418, "__call__"), Frame("/home/me/user.py", 3, "get")))
+    inside = StackDump(0, 0, frames=(Frame(file, 418, "__call__"), Frame("/home/me/user.py", 3, "get")))
     assert text(inside, works(1)).startswith(
         "rank 1 (node 0) has not reached barrier(); rank 0 has been waiting in it; rank 1 is at"
     )
-    inside = Standing(0, 0, frames=(Frame("/home/me/user.py", 3, "get"), Frame(file, 418, "__call__")))
+    inside = StackDump(0, 0, frames=(Frame("/home/me/user.py", 3, "get"), Frame(file, 418, "__call__")))
     assert find_hang([inside, works(1)]) is None
 
 
@@ -161,7 +161,7 @@ ANSWER = {
 
 
 def test_an_answer_is_read() -> None:
-    one = read_standing(1, 0, ANSWER)
+    one = read_stack_dump(1, 0, ANSWER)
     assert one.frames == (Frame("a.py", 1, "f"),)
     assert [str(entry) for entry in one.pending] == ["all_reduce #3"]
     assert one.groups == (group("0", 0, 1, begun=3), group("1", 1, begun=7))
@@ -173,12 +173,12 @@ def test_an_answer_is_read() -> None:
 @pytest.mark.parametrize("value", [None, 7, [[1]], {"a": 1}, "x"])
 def test_an_answer_that_makes_no_sense_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError):
-        read_standing(1, 0, {**ANSWER, name: {"a": "b"} if name == "last" and value == {"a": 1} else value})
+        read_stack_dump(1, 0, {**ANSWER, name: {"a": "b"} if name == "last" and value == {"a": 1} else value})
 
 
 @pytest.mark.parametrize("letter", ["n", "ü"])
 def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
-    from slipway.launch.rendezvous.client import stands_line
+    from slipway.launch.rendezvous.client import stack_dump_line
     from slipway.launch.rendezvous.codec import LINE_BYTES, decode
 
     many = {
@@ -190,9 +190,9 @@ def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
         ],
         "threads": [["MainThread", True, [[letter * 5000, 10**6, letter * 5000]] * 500]],
     }
-    line = stands_line(read_standing(1, 0, many), first=True)
+    line = stack_dump_line(read_stack_dump(1, 0, many), first=True)
     assert len(line) < LINE_BYTES
-    assert decode(line).standing.place.startswith("is at ")
+    assert decode(line).dump.place.startswith("is at ")
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, 2**60, -1, 1e300])
@@ -215,7 +215,7 @@ def test_a_number_that_makes_no_sense_is_refused(place: str, odd: float) -> None
         "threads": [["MainThread", True, [frame]]],
     }
     with pytest.raises(ValueError):
-        read_standing(1, 0, answer)
+        read_stack_dump(1, 0, answer)
 
 
 def test_a_time_of_another_node_that_makes_no_sense_is_shown_somehow() -> None:
@@ -250,8 +250,8 @@ def test_a_group_of_thousands_is_known() -> None:
     answer = {"members": {"1": range(0, 2048, 2)}, "last": {"1": 4}, "threads": [["", True, []]]}
     inside = {**answer, "begun": [["1", 4, "all_reduce", [[4]], ["Float"], 1.5, False]]}
     outside = {"members": {}, "last": {}, "threads": [["", True, []]], "begun": []}
-    late = read_standing(2, 0, {**answer, "last": {"1": 3}, "begun": []})
-    hang = find_hang([read_standing(0, 0, inside), read_standing(1, 0, outside), late])
+    late = read_stack_dump(2, 0, {**answer, "last": {"1": 3}, "begun": []})
+    hang = find_hang([read_stack_dump(0, 0, inside), read_stack_dump(1, 0, outside), late])
     assert hang is not None
     assert hang.ranks == (2,)
 
@@ -279,7 +279,7 @@ def test_of_several_that_wait_for_each_other_the_one_that_most_wait_for_is_to_bl
 
 
 def test_what_was_seen_from_outside_is_told_beside_what_is_odd() -> None:
-    seen = Standing(1, 0, "does not answer", IN_LOAD)
+    seen = StackDump(1, 0, "does not answer", IN_LOAD)
     assert text(waits(0, call(3)), seen).endswith("; rank 1 is at user.py:6 load(), and does not answer")
     hang = find_hang([waits(0, call(3)), seen, works(2, state="has no watcher")])
     assert hang is not None
@@ -293,9 +293,9 @@ IN_INIT = (
 STORE = "looks for torch's store at localhost, port 12355, and torchrun's is at 10.0.0.1, port 29501: remove the lines that set"
 
 
-def joins(rank: int, *store: object) -> Standing:
+def joins(rank: int, *store: object) -> StackDump:
     threads = [["MainThread", True, [[frame.file, frame.line, frame.function] for frame in IN_INIT]]]
-    return read_standing(rank, 0, {"members": {}, "last": {}, "begun": [], "threads": threads, "store": store})
+    return read_stack_dump(rank, 0, {"members": {}, "last": {}, "begun": [], "threads": threads, "store": store})
 
 
 def test_a_script_that_waits_for_a_store_of_its_own_is_told_where_torchruns_is() -> None:

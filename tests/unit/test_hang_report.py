@@ -8,20 +8,20 @@ from typing import Any, cast
 import pytest
 
 from slipway.launch.hangs.hang import BUSY, HangReport
-from slipway.launch.hangs.standing import Call, Frame, Standing
-from slipway.launch.rendezvous.messages import Moves, Stands
+from slipway.launch.hangs.stack_dump import Call, Frame, StackDump
+from slipway.launch.rendezvous.messages import Moving, Stuck
 from slipway.launch.rendezvous.server import Server, State
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome, judge
 
-WAITS = Standing(0, 0, frames=(Frame("a.py", 1, "f"),), calls=(Call("0", 3, "all_reduce", "", 0.0, False),))
+WAITS = StackDump(0, 0, frames=(Frame("a.py", 1, "f"),), calls=(Call("0", 3, "all_reduce", "", 0.0, False),))
 HANG = (
     "rank 1 (node 0) has not reached all_reduce #3; rank 0 has been waiting since 00:00:00 UTC; rank 1 is at b.py:2 g()"
 )
 
 
-def works(cores: float = 0.0) -> Standing:
-    return Standing(1, 0, frames=(Frame("b.py", 2, "g"),), cores=cores)
+def works(cores: float = 0.0) -> StackDump:
+    return StackDump(1, 0, frames=(Frame("b.py", 2, "g"),), cores=cores)
 
 
 class Scene:
@@ -98,48 +98,48 @@ def tell(server: Server, node_rank: int, message: object) -> None:
     server._hear(message, cast(Any, member))
 
 
-def stands(*ranks: int) -> list[Stands]:
-    return [Stands(Standing(rank, 0, frames=WAITS.frames), first=rank == ranks[0]) for rank in ranks]
+def stuck(*ranks: int) -> list[Stuck]:
+    return [Stuck(StackDump(rank, 0, frames=WAITS.frames), first=rank == ranks[0]) for rank in ranks]
 
 
 def test_all_nodes_have_to_stand_still() -> None:
     server = make_server()
-    tell(server, 0, *stands(0))
-    assert server.standings() is None
-    tell(server, 1, *stands(1))
-    assert [(one.rank, one.node_rank) for one in server.standings() or ()] == [(0, 0), (1, 1)]
-    tell(server, 1, Moves())
-    assert server.standings() is None
+    tell(server, 0, *stuck(0))
+    assert server.dumps() is None
+    tell(server, 1, *stuck(1))
+    assert [(one.rank, one.node_rank) for one in server.dumps() or ()] == [(0, 0), (1, 1)]
+    tell(server, 1, Moving())
+    assert server.dumps() is None
 
 
 def test_what_is_known_of_a_node_counts_until_it_told_of_all_its_ranks_again() -> None:
     server = make_server(nodes=1, processes=2)
-    first, second = stands(0, 1)
+    first, second = stuck(0, 1)
     tell(server, 0, first)
-    assert server.standings() is None
+    assert server.dumps() is None
     tell(server, 0, second)
     tell(server, 0, first)
-    assert len(server.standings() or ()) == 2
+    assert len(server.dumps() or ()) == 2
 
 
 @pytest.mark.parametrize("through", [0, 1])
 def test_ranks_of_a_node_that_is_through_have_left(through: int) -> None:
     server = make_server(processes=2)
     server.state.outcomes[through] = Outcome(through, "h", "finished", 1.0)
-    assert server.standings() is None
+    assert server.dumps() is None
     here = 2 * (1 - through)
-    for message in stands(here, here + 1):
+    for message in stuck(here, here + 1):
         tell(server, 1 - through, message)
-    found = server.standings() or ()
+    found = server.dumps() or ()
     assert {one.rank for one in found if one.state == "has left"} == {2 * through, 2 * through + 1}
     assert len(found) == 4
 
 
 def test_a_node_that_failed_ends_the_job_and_nobody_hangs() -> None:
     server = make_server()
-    tell(server, 0, *stands(0))
+    tell(server, 0, *stuck(0))
     server.take(Outcome(1, "h", "failed", 1.0))
-    assert server.standings() is None
+    assert server.dumps() is None
 
 
 def test_node_0_that_is_through_ends_the_others_that_hang() -> None:

@@ -1,4 +1,4 @@
-"""Where each rank stands, and when that means a hang: only changes count, and only time in which somebody looked."""
+"""Where each rank is, and when that means a hang: only changes count, and only time in which the launcher polled."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_beat_that_makes_no_sense_is_none(tmp_path: Path, content: str) -> Non
 
 def look(detector: HangDetector, seconds: range, *beats: Beat) -> None:
     for now in seconds:
-        detector.look({beat.rank: beat for beat in beats}, float(now))
+        detector.poll({beat.rank: beat for beat in beats}, float(now))
 
 
 def standing(*beats: Beat, limit: float = 10.0, until: int = 1000) -> int | None:
@@ -127,7 +127,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A container that was frozen, a launcher whose reader paused."""
     detector = HangDetector([0], 10.0, 0.0)
     look(detector, range(1, 2), Beat(0, Phase.TRAIN, 1))
-    detector.look({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
+    detector.poll({0: Beat(0, Phase.TRAIN, 1)}, 5000.0)
     assert not detector.hangs
 
 

@@ -16,7 +16,7 @@ RECORDS = {"schedulers.py", "clouds.py"}
 LAUNCHERS = ("launch", "cli", "check", "inspect", "render")
 ROOT = PACKAGE.parents[1]
 # Words of our own for what the field has a word for.
-WORDS = {"muster": "rendezvous", "roster": "membership"}
+WORDS = {"muster": "rendezvous", "parked": "standby", "roster": "membership", "two looks": "polls"}
 # Words that a user does not read: no page, help text or message has them.
 UNREAD = {
     "anew": "again",

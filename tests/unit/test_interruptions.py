@@ -143,13 +143,13 @@ class Play:
             approves=approves,
         )
 
-    def look(self) -> bool:
-        return self.watch.look(self.service)
+    def poll(self) -> bool:
+        return self.watch.poll(self.service)
 
     def until(self, end: float) -> bool:
         """Look until a notice came, or the time is over."""
         while self.cloud.now < end:
-            if self.look():
+            if self.poll():
                 return True
             self.cloud.now += self.watch.pause(self.service)
         return False
@@ -189,8 +189,8 @@ def test_without_a_notice_a_watch_goes_on_and_says_nothing(name: str) -> None:
 
 def test_the_first_look_at_googles_server_does_not_wait_and_later_ones_do() -> None:
     play = Play(cloud := FakeGcp())
-    play.look()
-    play.look()
+    play.poll()
+    play.poll()
     asked = [path.rpartition("/")[2] for path in cloud.asked if "preempted" in path]
     assert asked == ["preempted", "preempted?wait_for_change=true&timeout_sec=5"]
 
@@ -215,7 +215,7 @@ def test_a_warning_is_said_once_and_stops_nothing(cloud: Cloud, line: str) -> No
 
 def test_googles_maintenance_ends_a_machine_that_cannot_migrate() -> None:
     play = Play(FakeGcp(event="TERMINATE_ON_HOST_MAINTENANCE"))
-    assert play.look()
+    assert play.poll()
     assert play.notes == [
         ("Google Cloud interruption notice (TERMINATE_ON_HOST_MAINTENANCE, without a deadline)", None)
     ]
@@ -223,7 +223,7 @@ def test_googles_maintenance_ends_a_machine_that_cannot_migrate() -> None:
 
 def test_an_event_of_azure_that_has_started_has_no_time_left_to_name() -> None:
     play = Play(FakeAzure(due=0.0, status="Started"))
-    assert play.look()
+    assert play.poll()
     assert play.notes == [("Azure interruption notice (Preempt, without a deadline)", None)]
 
 
@@ -243,7 +243,7 @@ def test_an_event_of_azure_is_approved_at_the_end_if_that_is_allowed(
     cloud = FakeAzure(due=0.0, status=status, alone=alone)
     with serve(cloud) as address:
         play = Play(cloud, fetch=fetch_from(address), approves=approves)
-        assert play.look()
+        assert play.poll()
         assert cloud.bodies == [], "nothing is approved before the node has left"
         play.watch.__exit__()
     assert cloud.bodies == ['{"StartRequests": [{"EventId": "602d9444-d2cd-49c7-8624-000000000099"}]}'] * count
@@ -257,7 +257,7 @@ def test_an_approval_that_fails_is_reported() -> None:
         return Answer(500, "") if method == "POST" else cloud.fetch(method, path, headers, body)
 
     play = Play(cloud, fetch=fetch, approves=True)
-    assert play.look()
+    assert play.poll()
     play.watch.__exit__()
     assert "is not approved, so the machine stays until its deadline: HTTP status 500" in play.said[0]
 
@@ -265,14 +265,14 @@ def test_an_approval_that_fails_is_reported() -> None:
 @pytest.mark.parametrize("cloud", [FakeAws(due=0.0), FakeGcp(due=0.0)])
 def test_other_clouds_have_nothing_to_approve(cloud: Cloud) -> None:
     play = Play(cloud, approves=True)
-    assert play.look()
+    assert play.poll()
     play.watch.__exit__()
     assert cloud.bodies == play.said == []
 
 
 @pytest.mark.parametrize("status", ["Completed", "Canceled", ""])
 def test_an_event_of_azure_that_is_over_is_none(status: str) -> None:
-    assert not Play(FakeAzure(due=0.0, status=status)).look()
+    assert not Play(FakeAzure(due=0.0, status=status)).poll()
 
 
 ODD = (
@@ -345,7 +345,7 @@ def test_a_service_that_is_of_no_use_is_reported_once_with_what_to_type_and_aske
     play = Play(cloud, fetch=fetch)
     pauses = []
     for _ in range(12):
-        assert not play.look()
+        assert not play.poll()
         pauses.append(play.watch.pause(play.service))
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST
@@ -364,9 +364,9 @@ def test_a_service_that_answers_again_is_said_to() -> None:
 
     play = Play(cloud, fetch=fetch)
     for _ in range(PATIENCE):
-        play.look()
+        play.poll()
     broken[0] = False
-    play.look()
+    play.poll()
     assert play.said[1:] == ["interruption notices of AWS are watched again"]
     assert play.watch.pause(play.service) == play.service.pause
 
@@ -377,8 +377,8 @@ def test_a_broken_rebalance_recommendation_hides_no_interruption() -> None:
     def fetch(method: str, path: str, headers: Any) -> Answer:
         return Answer(500, "") if "rebalance" in path else cloud.fetch(method, path, headers)
 
-    assert Play(cloud, fetch=fetch).look()
-    assert not Play(FakeAws(), fetch=lambda *_: Answer(404, "") if "meta" in _[1] else Answer(200, "token")).look()
+    assert Play(cloud, fetch=fetch).poll()
+    assert not Play(FakeAws(), fetch=lambda *_: Answer(404, "") if "meta" in _[1] else Answer(200, "token")).poll()
 
 
 @pytest.mark.parametrize("name", CLOUDS)
@@ -388,7 +388,7 @@ def test_requests_go_to_the_service_itself_past_every_proxy(name: str, monkeypat
     monkeypatch.delenv("no_proxy", raising=False)
     cloud = CLOUDS[name](due=0.0)
     with serve(cloud) as address:
-        found = SERVICES[name](fetch_from(address)).look(cloud.now, wait=False)
+        found = SERVICES[name](fetch_from(address)).poll(cloud.now, wait=False)
     assert [notice.warning for notice in found.notices] == [False]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from participants import make_info, make_outcome
 
 from slipway.check.finding import sick
-from slipway.launch.hangs.standing import Call, Frame, Group, Standing
+from slipway.launch.hangs.stack_dump import Call, Frame, Group, StackDump
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import LINE_BYTES, OtherProtocolError, decode, encode
 from slipway.launch.rendezvous.messages import NodeInfo
@@ -45,8 +45,8 @@ EXAMPLES = (
     wire.News(make_outcome(2, "lost")),
     wire.Stopping("SIGTERM", "the stop file", 1, "host1"),
     Ending(judge([make_outcome(0), make_outcome(1, "unhealthy"), make_outcome(2, "peer")]), 1.0, None, (1,), 2),
-    wire.Stands(
-        Standing(
+    wire.Stuck(
+        StackDump(
             3,
             1,
             frames=(Frame("train.py", 7, "load"),),
@@ -56,7 +56,7 @@ EXAMPLES = (
         ),
         first=True,
     ),
-    wire.Moves(),
+    wire.Moving(),
     wire.Ping(),
     wire.Pong(),
 )

@@ -42,15 +42,15 @@ def test_a_heartbeat_that_tells_of_more_steps_than_any_job_has_is_cut_short() ->
 
 def test_a_script_ran_until_it_stood_still_or_its_end_was_noticed() -> None:
     milestones = Milestones(100.0, 0)
-    milestones.look(101.0, started=False, ending=False)
+    milestones.poll(101.0, started=False, ending=False)
     assert (milestones.ran, milestones.started) == (0.0, None)
-    milestones.look(102.0, started=True, ending=False)
-    milestones.look(160.0, started=True, ending=False)
+    milestones.poll(102.0, started=True, ending=False)
+    milestones.poll(160.0, started=True, ending=False)
     assert milestones.ran == 58.0
-    milestones.look(400.0, started=True, ending=False, still=230.0)  # nothing moved since 170
+    milestones.poll(400.0, started=True, ending=False, still=230.0)  # nothing moved since 170
     assert milestones.ran == 68.0
-    milestones.look(760.0, started=True, ending=True)  # the time-out of its process group
-    milestones.look(765.0, started=True, ending=True)
+    milestones.poll(760.0, started=True, ending=True)  # the time-out of its process group
+    milestones.poll(765.0, started=True, ending=True)
     assert (milestones.ran, milestones.noticed, milestones.started) == (68.0, 760.0, 102.0)
 
 

@@ -128,11 +128,11 @@ def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
     rows = [{"time": time.time() - 60, "step": 3, "nodes": ["node 0 (n0)"], "text": "of before"}]
     write_json(run.path / REPLICAS_FILE, {"differences": rows})
     with start(pause=0.0) as told:
-        told.look(run)
+        told.poll(run)
         rows.append({"time": 7.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs from the others in w"})
         write_json(run.path / REPLICAS_FILE, {"differences": rows})
-        told.look(run)
-        told.look(run)
+        told.poll(run)
+        told.poll(run)
         wait_until(lambda: chat.posts, "the first message")  # else all is told in one
         rows.append({"time": time.time(), "step": 9, "nodes": ["node 1 (n1)"], "text": "again", "kind": "arithmetic"})
         write_json(run.path / REPLICAS_FILE, {"differences": rows})

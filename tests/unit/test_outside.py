@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
+from slipway.launch.hangs.stack_dump import read_stack_dump
 from slipway.launch.hangs.stack_request import PySpy, find_program, read_dump
-from slipway.launch.hangs.standing import read_standing
 
 THREADS: list[dict[str, Any]] = [
     {"thread_name": None, "os_thread_id": 8, "frames": []},
@@ -39,7 +39,7 @@ def test_it_is_read_like_an_answer_of_the_watcher(tmp_path: Path) -> None:
     (tmp_path / "dump.json").write_text(json.dumps(THREADS))
     outside = look(stand_in(tmp_path, f'echo "$@" >{tmp_path}/typed; cat {tmp_path}/dump.json'))
     assert (tmp_path / "typed").read_text() == "dump --nonblocking --json --full-filenames --pid 7\n"
-    one = read_standing(1, 0, outside.answers[7], state="does not answer")
+    one = read_stack_dump(1, 0, outside.answers[7], state="does not answer")
     assert one.place == "is at user.py:6 load(), and does not answer"
     assert [name for name, _, _ in outside.answers[7]["threads"]] == ["", "MainThread"]
 

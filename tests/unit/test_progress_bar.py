@@ -97,8 +97,8 @@ def test_off_a_terminal_the_newest_state_of_each_bar_is_printed_now_and_then(
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock, 173.0))
     for percent in (b"1", b"29", b"31", b"40"):
         output.write(b"\rloss " + percent + b"%", stream=3)
-    output.output.look()
-    output.output.look()
+    output.output.poll()
+    output.output.poll()
     shown = capfdbinary.readouterr().err
     assert shown == b"[0:1] loss 31%\n[0:1] loss 40%\n", "none of 1 and 29; 40 once, 30 s after 31"
     output.write(b"\rloss 99%", stream=3)
@@ -126,7 +126,7 @@ def test_a_bar_that_ended_is_printed_though_its_row_stays_the_last_one(
     output.write(b"\rinside  0%\x1b[A\router  0%\n\r          \x1b[A\router 100%\n", stream=1)
     assert b"100%" not in capfdbinary.readouterr().err
     monkeypatch.setattr(module, "PROMPT_SECONDS", 0.0)
-    output.output.look()
+    output.output.poll()
     assert capfdbinary.readouterr().err == b"[0:0] outer 100%\n"
     output.end()
     assert capfdbinary.readouterr().err == b""

@@ -35,7 +35,7 @@ class Typing:
 
     def go_on(self) -> None:
         """A look, and then whatever is there is read."""
-        self.stdin.look()
+        self.stdin.poll()
         while self.selector.get_map() and (ready := self.selector.select(0.05)):
             for key, _ in ready:
                 key.data()
@@ -104,7 +104,7 @@ def test_at_the_end_the_child_sees_the_end(typing: Typing) -> None:
     typing.type(b"last\n")
     typing.stdin.close()
     assert (os.read(typing.child, 100), os.read(typing.child, 100)) == (b"last\n", b"")
-    typing.stdin.look()
+    typing.stdin.poll()
     assert not typing.listening
 
 
@@ -115,7 +115,7 @@ def test_a_file_is_handed_on_as_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
         stdin = StandardInput(selector, wanted=True)
         assert stdin.file == file
         stdin.hand_on()
-        stdin.look()
+        stdin.poll()
         assert not selector.get_map()
         stdin.close()
         assert StandardInput(selector, wanted=False).file == subprocess.DEVNULL

@@ -110,11 +110,11 @@ def test_without_a_request_waiting_takes_its_time(stops: Stops, monkeypatch: pyt
 )
 def test_a_stop_file_is_a_request(stops: Stops, tmp_path: Path, content: str, word: str, name: str) -> None:
     stops.watch(tmp_path)
-    stops.look()
+    stops.poll()
     assert not stops.came
     (tmp_path / "stop").write_text(content)
-    stops.look()
-    stops.look()
+    stops.poll()
+    stops.poll()
     assert [stop.name for stop in stops.came] == [name]
     assert stops.word == word
 
@@ -122,14 +122,14 @@ def test_a_stop_file_is_a_request(stops: Stops, tmp_path: Path, content: str, wo
 def test_a_stop_file_that_was_there_before_was_meant_for_somebody_else(stops: Stops, tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     stops.watch(tmp_path)
-    stops.look()
+    stops.poll()
     (tmp_path / "stop").unlink()
-    stops.look()
+    stops.poll()
     assert not stops.came
     ask_to_stop(tmp_path)
-    stops.look()
+    stops.poll()
     ask_to_stop(tmp_path)
-    stops.look()
+    stops.poll()
     assert [stop.number for stop in stops.came] == [INT, INT], "and writing it again is asking again"
 
 

@@ -250,7 +250,7 @@ def test_1000_uploads_that_are_interrupted_leave_nothing_invalid_lose_nothing_va
         if f"run/attempt-{attempt:08d}/snapshots/step-{step:08d}/{MANIFEST}" in store.objects:
             complete.append(step)
         catalog = Catalog(store, "run")
-        catalog.look()
+        catalog.refresh()
         sets = list(catalog.sets())
         assert all(is_valid(store, each[0]) for each in sets)
         assert [each[0].place.step for each in sets] == complete[::-1]
@@ -264,7 +264,7 @@ def test_1000_uploads_that_are_interrupted_leave_nothing_invalid_lose_nothing_va
     attempt += 1
     claim(store, "run", attempt, {"nonce": "last"})
     upload(store, "run", make_snapshot(tmp_path, 9999, attempt), Location(attempt, 9999), PACE)
-    catalog.look()
+    catalog.refresh()
     clean(store, "run", attempt, 1, catalog)
     left = [name for name in store.objects if "/claims/" not in name]
     assert len(left) == 5, left  # three pieces, the state and the manifest

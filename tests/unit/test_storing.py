@@ -275,7 +275,7 @@ def test_a_process_that_copies_and_is_killed_is_started_again_and_continues_the_
             copying.wait()
             make_snapshot(run.path, step + 10)
             now[0] += seconds
-            stores.look()
+            stores.poll()
             assert (stores._process is copying) == (step == 20)
     assert steps_in(kept, "job") == [30, 20]
     again = f"warning: the process that copies to file://{tmp_path}/store has ended; it is started again"

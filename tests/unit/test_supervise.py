@@ -16,7 +16,7 @@ from stand_ins import plan_for, write_files
 from slipway.launch.attempt import stop_handler, supervise
 from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.job_wide import JobWide, Spare
+from slipway.launch.attempt.job_wide import JobWide, WarmStandby
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
@@ -176,7 +176,7 @@ def test_a_stop_is_reported_once_the_workers_can_see_it(tmp_path: Path, asked: t
         handler = StopHandler(plan_for(), run, stops, Limits(60.0), say, MACHINE)
         for moment, number in enumerate(asked):
             stops.came.append(Stop(60.0 * moment, number, number.name))
-            handler.look([], lambda: True)
+            handler.poll([], lambda: True)
     assert [number.name in text for number, text in zip(asked, seen, strict=True)] == [True] * len(asked)
 
 
@@ -203,7 +203,7 @@ def test_a_save_that_may_take_longer_than_there_is_time_is_announced(
     with Stops() as stops:
         handler = StopHandler(plan_for(), run, stops, Limits(1000.0 if notice else left), said.append, MACHINE)
         stops.came.append(Stop(now, signal.SIGTERM, "a notice", by=now + left if notice else math.inf, notice=notice))
-        handler.look([], lambda: begun)
+        handler.poll([], lambda: begun)
     warnings = [line for line in said if line.startswith("warning: the last snapshot took 40 s to be written, and ")]
     assert len(warnings) == warns, said
     assert not warns or "resumes from step 10" in warnings[0]
@@ -216,7 +216,7 @@ def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
     with subprocess.Popen(["sh", "-c", "sleep 60; true"], stdout=subprocess.DEVNULL) as runtime:
         worker = Worker(fails, tmp_path / "node-0")
         supervise_worker(tmp_path, worker, plan_for())
-        with Spare(worker.own, wanted=True):
+        with WarmStandby(worker.own, wanted=True):
             pass
         assert worker.process.returncode is not None
         assert runtime.poll() is None

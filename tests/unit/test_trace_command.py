@@ -28,8 +28,8 @@ WANTED, ANSWER, TRACEABLE = NODE / "trace-wanted", NODE / "trace.json", NODE / "
 def _run(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
     NODE.mkdir(parents=True)
     write_json(NODE.parent / "run.json", {"workload": "gpt", "started": 1.0, "attempt": 2})
-    monkeypatch.setattr(command, "LOOK", 0.2)
-    monkeypatch.setattr(command, "GLANCE", 0.01)
+    monkeypatch.setattr(command, "RUN_POLL", 0.2)
+    monkeypatch.setattr(command, "ANSWER_POLL", 0.01)
     monkeypatch.setattr(NodeDirectory, "trace_answer", note)
 
 

@@ -70,7 +70,7 @@ def hang_after(
         does(node, now)
         node.show(tmp_path / "proc")
         numbers.numbers = {"0/0": [2, node.done]}
-        if watching.look((FIRST, SECOND), node.lines, now) and report.judge(watching.stands, now):
+        if watching.poll((FIRST, SECOND), node.lines, now) and report.judge(watching.dumps, now):
             return now
     return None
 

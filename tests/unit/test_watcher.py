@@ -242,12 +242,12 @@ def test_only_a_worker_is_watched(tmp_path: Path) -> None:
 
 def test_stillness_counts_only_what_was_looked_at() -> None:
     still = Stillness(0.0, 1.0)
-    still.look("a", 1.0)
-    still.look("a", 2.0)
+    still.poll("a", 1.0)
+    still.poll("a", 2.0)
     assert still.seconds == 1.0
-    still.look("a", 1000.0)  # we were frozen
+    still.poll("a", 1000.0)  # we were frozen
     assert still.seconds == 7.0
-    still.look("b", 1001.0)
+    still.poll("b", 1001.0)
     assert still.seconds == 0.0
 
 

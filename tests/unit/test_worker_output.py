@@ -173,7 +173,7 @@ def wait(output: Output) -> None:
     now = time.monotonic() + module.PROMPT_SECONDS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.time, "monotonic", lambda: now)
-        assert output.output.look() == math.inf
+        assert output.output.poll() == math.inf
 
 
 def test_a_prompt_of_rank_0_is_shown_after_a_moment_and_its_prefix_once(
@@ -181,7 +181,7 @@ def test_a_prompt_of_rank_0_is_shown_after_a_moment_and_its_prefix_once(
 ) -> None:
     output = make_output()
     output.write(b"name? ")
-    assert 0 < output.output.look() <= module.PROMPT_SECONDS
+    assert 0 < output.output.poll() <= module.PROMPT_SECONDS
     assert capfdbinary.readouterr().out == b""
     wait(output)
     assert capfdbinary.readouterr().out == b"[0:0] name? "

@@ -206,7 +206,7 @@ def look_at_notices(
         yield ok(NOTICES, f"not watched ({watched.why})")
         return
     try:
-        found = ask(watched.cloud, environ).look(time.time(), wait=False)
+        found = ask(watched.cloud, environ).poll(time.time(), wait=False)
     except (OSError, HTTPException, ValueError) as error:
         trouble, remedy = explain_failure(watched.cloud, error)
         yield warning(NOTICES, f"not seen: {trouble} ({watched.why})", remedy)

@@ -33,7 +33,7 @@ from slipway.store.address import is_store
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-WATCH = 2.0  # s between two looks of --watch
+WATCH = 2.0  # s between updates of --watch
 CLEAR = "\x1b[H\x1b[2J"
 LABEL = 14  # columns of a row's label
 

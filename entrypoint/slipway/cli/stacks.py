@@ -11,7 +11,7 @@ import click
 
 from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.inspect.status import read_status
-from slipway.launch.hangs.standing import Standing, read_standing
+from slipway.launch.hangs.stack_dump import StackDump, read_stack_dump
 from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalRun
@@ -20,7 +20,7 @@ from slipway.protocol.files import STACKS_WANTED, touch_run_file
 from slipway.protocol.printable import printable
 
 PATIENCE = 15.0  # s for an answer, which takes a second or two, and longer where a process does not answer
-GLANCE = 0.1  # s between two looks
+POLL = 0.1  # s between polls
 
 
 @click.command(epilog="\b\nExample: slipway stacks train-20260101-120000 --rank 1")
@@ -64,7 +64,7 @@ def ask(launchers: Sequence[NodeDirectory]) -> dict[NodeDirectory, Mapping[int, 
     answers: dict[NodeDirectory, Mapping[int, Mapping[str, Any]]] = {}
     until = time.monotonic() + PATIENCE
     while len(answers) < len(launchers) and time.monotonic() < until:
-        time.sleep(GLANCE)
+        time.sleep(POLL)
         answered = {node: node.stacks() for node in launchers}
         answers |= {
             node: content.ranks for node, content in answered.items() if content.time not in (None, before[node])
@@ -76,9 +76,9 @@ def describe(rank: int, node: int, row: Mapping[str, Any], *, whole: bool) -> It
     """A rank as lines; `whole`: with all threads, and the collectives that it began last."""
     answer, state = row.get("answer"), str(row.get("state") or "")
     try:
-        one = read_standing(rank, node, answer, state=state) if answer else Standing(rank, node, state)
+        one = read_stack_dump(rank, node, answer, state=state) if answer else StackDump(rank, node, state)
     except ValueError:
-        one = Standing(rank, node, "sent an invalid answer")
+        one = StackDump(rank, node, "sent an invalid answer")
     yield from one.lines(whole=whole)
     if not answer:
         if row.get("pid"):

@@ -27,7 +27,7 @@ from slipway.protocol.printable import printable
 if TYPE_CHECKING:
     from slipway.inspect.trace import Merged
 
-GLANCE, LOOK = 0.1, 2.0  # s between two looks at the answer, and at whether the run goes on
+ANSWER_POLL, RUN_POLL = 0.1, 2.0  # s between polls of the answer, and of whether the run continues
 SAID = {
     "": "requested; it starts when the current step has ended",
     "taken": "all ranks start after the next step",
@@ -115,11 +115,11 @@ def wait_for_traces(run: RunDirectory, attempt: int, token: str) -> Path:
         if state != said:
             mention([SAID[state].format(**described(answer))] if state in SAID else [])
             said = state
-        if time.monotonic() - looked > LOOK:
+        if time.monotonic() - looked > RUN_POLL:
             if gone := why_gone(run, attempt, token):
                 raise LaunchError(f"There is no trace: {gone}.", FAILED)
             looked = time.monotonic()
-        time.sleep(GLANCE)
+        time.sleep(ANSWER_POLL)
 
 
 def described(answer: TraceAnswer) -> dict[str, str]:

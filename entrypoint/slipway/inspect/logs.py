@@ -29,7 +29,7 @@ from slipway.protocol.printable import printable, rank_ranges
 
 PIECE = 65_536  # bytes read of a file at a time
 LONGEST = 1_048_576  # bytes after which a line without an end is taken in pieces
-LOOK = 0.5  # s between two looks for more
+POLL = 0.5  # s between polls for more
 # What starts a node's ranks has a log, too; it counts as a rank below 0.
 PARENTS = MappingProxyType(
     {name.removesuffix(".log"): -number for number, name in enumerate((AGENT_LOG, SPAWN_LOG), 1)}
@@ -174,7 +174,7 @@ def read_log_lines(
         yield None
         if over:
             return
-        time.sleep(LOOK)
+        time.sleep(POLL)
 
 
 Numbers = tuple[range, ...]  # empty: any

@@ -32,7 +32,9 @@ from slipway.protocol.printable import printable, utc
 from slipway.protocol.replicas import FindingKind, ReplicaDifference
 
 SHOWN = 5  # attempts that failed, the newest
-GLANCE = 5 * TOUCH  # s after which a launcher on another host that gave no heartbeat does not count as running
+FOREIGN_PATIENCE = (
+    5 * TOUCH
+)  # s after which a launcher on another host that gave no heartbeat does not count as running
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
     run = RunDirectory(path)
     known = run.launchers()
     with ThreadPoolExecutor(max_workers=len(known) or 1) as pool:  # each may take its few seconds
-        alive = list(pool.map(lambda node: is_alive(node.lock, stopped, GLANCE), known))
+        alive = list(pool.map(lambda node: is_alive(node.lock, stopped, FOREIGN_PATIENCE), known))
     living = {node: holder for node, lives in zip(known, alive, strict=True) if lives and (holder := node.holder)}
     waiting = next((record for node in living if (record := node.waiting)), None)
     beats, ages = _read_beats(run, [*living]) if not waiting else ([], [])

@@ -78,7 +78,7 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
         if found.step is None and found.skipped:
             raise LaunchError(f"{address} has no snapshot that can be used: {'; '.join(found.skipped)}.")
     catalog = Catalog(store, run)
-    catalog.look()
+    catalog.refresh()
     newest = next(catalog.sets(), None)
     taken: float | None = None
     with suppress(MissingObjectError):  # the snapshot has been deleted since it was listed

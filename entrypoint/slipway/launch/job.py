@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.child import warm_up
-from slipway.launch.attempt.job_wide import JobWide, SnapshotMemory, Spare
+from slipway.launch.attempt.job_wide import JobWide, SnapshotMemory, WarmStandby
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
@@ -88,7 +88,7 @@ class JobParts(NamedTuple):
     clock: Clock = CLOCK
     attempt: Callable[..., Try] = attempt
     run_lock: Callable[..., RunLock] = RunLock
-    warm_up: Callable[[Job, Spare], None] = warm_up
+    warm_up: Callable[[Job, WarmStandby], None] = warm_up
 
 
 REAL = JobParts()
@@ -130,9 +130,9 @@ class Attempts:
         self._books = Books(node.ledger, job.plan, parts.clock)
         self._memory = stack.enter_context(closing(SnapshotMemory(job)))
         self._own = OwnProcesses()
-        self._spare = stack.enter_context(Spare(self._own, wanted=job.warm))
+        self._standby = stack.enter_context(WarmStandby(self._own, wanted=job.warm))
         own_script = job.warm and not job.plan.workload.own
-        self._script = stack.enter_context(Spare(self._own, wanted=True)) if own_script else None
+        self._script = stack.enter_context(WarmStandby(self._own, wanted=True)) if own_script else None
         self._shown: tuple[tuple[int, str], ...] | None = None  # the spare nodes that were written down
         self._metrics = stack.enter_context(open_metrics(job, say))
         self._notices = stack.enter_context(open_notices(job, say))
@@ -189,7 +189,7 @@ class Attempts:
         # Whether those who ran made progress is not known here; if they did, the job continues at once.
         tried = Try(number, Outcome(0, "", Word.LOST, self._parts.clock.time()), gained=math.inf)
         rule = partial(decide_next, self._job, self._node, tried, self._stops)
-        warm = partial(self._parts.warm_up, job, self._spare)
+        warm = partial(self._parts.warm_up, job, self._standby)
         ending = nodes.watch(rule, partial(is_stopped, self._stops), warm)
         if ending:
             self._node = dataclasses.replace(self._node, missed=self._node.missed + 1, failures=ending.failures)
@@ -216,14 +216,14 @@ class Attempts:
             self._lock = self._lock or self._take_lock(job)
             silence = job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT")
             job_wide = JobWide(
-                self._memory, self._spare, self._script, self._own, self._look_on, self._note_hang, silence
+                self._memory, self._standby, self._script, self._own, self._poll_state, self._note_hang, silence
             )
             previous = node.tries[-1].outcome if node.tries else None
             job_wide = dataclasses.replace(job_wide, previous=previous, reached=node.reached)
             self._metrics.attempt(node.run)
             if self._store:
                 self._store.copy(node.run, job.plan.topology)
-            return self._parts.attempt(job, node.run, self._stops, self._look_elsewhere, hangs, job_wide)
+            return self._parts.attempt(job, node.run, self._stops, self._poll_elsewhere, hangs, job_wide)
         except LaunchError as error:
             if self._job.single and not node.tries:
                 raise
@@ -311,12 +311,12 @@ class Attempts:
             judge([tried.outcome]), job, run, AttemptHistory(tries, missed=node.missed, ledger=self._books.ledger)
         )
 
-    def _look_on(self, milestones: Milestones) -> None:
+    def _poll_state(self, milestones: Milestones) -> None:
         """While an attempt runs: book its time, and report to those who watch from elsewhere."""
-        self._books.look(milestones)
-        self._notices.look(self._node.run)
+        self._books.poll(milestones)
+        self._notices.poll(self._node.run)
         if self._store:
-            self._store.look()
+            self._store.poll()
         self._show_spares()
 
     def _show_spares(self) -> None:
@@ -334,7 +334,7 @@ class Attempts:
         self._metrics.hang()
         self._notices.hang(self._node.run, hang)
 
-    def _look_elsewhere(self) -> Elsewhere | None:
+    def _poll_elsewhere(self) -> Elsewhere | None:
         """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first
         node that failed or is lost, if any.
         """
@@ -358,7 +358,7 @@ def describe_spares(spares: Sequence[tuple[int, str]]) -> str:
 
 def was_stopped(stops: Stops) -> bool:
     """Whether this launcher, or the job, was asked to stop."""
-    stops.look()
+    stops.poll()
     return bool(stops.came)
 
 

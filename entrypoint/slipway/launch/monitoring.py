@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PAUSE = 60.0  # s between two messages
-EVERY = 5.0  # s between two looks at what the training recorded
+EVERY = 5.0  # s between polls of what the training recorded
 TRIES = (0.0, 0.5, 2.0)  # s before each try
 TIMEOUT = 3.0  # s for each
 LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
@@ -54,7 +54,7 @@ class Notices:
         self._url, self._facts, self._clean, self._say, self._pause = url, facts, clean, say, pause
         self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._over, self._complained = threading.Event(), False
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         self._known: set[ReplicaDifference] | None = None  # None before the first look: what is there then is no news
         self._thread = threading.Thread(target=self._send_on, daemon=True, name="notices")
 
@@ -76,10 +76,10 @@ class Notices:
         """A job hangs."""
         self._tell(run, "hang", text)
 
-    def look(self, run: Run) -> None:
+    def poll(self, run: Run) -> None:
         """Report differences between replicas that were found since the last look."""
-        if self._url and (self._known is None or time.monotonic() - self._looked >= EVERY):
-            self._looked = time.monotonic()
+        if self._url and (self._known is None or time.monotonic() - self._polled >= EVERY):
+            self._polled = time.monotonic()
             self._find_drift(run)
 
     def _find_drift(self, run: Run) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.resolve.connectivity import free_port
 from slipway.launch.resolve.container_checks import require_writable, results_folder
 from slipway.launch.resolve.interface_names import absent_interfaces
@@ -155,9 +155,9 @@ class SingleNode:
         """Whether another attempt can begin without a node that is lost."""
         return False
 
-    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+    def compare(self, dumps: Sequence[StackDump] | None) -> Sequence[StackDump] | None:
         """Where all ranks are, once none moves: those of this node are all."""
-        return standings
+        return dumps
 
     def report(
         self,

@@ -12,7 +12,7 @@ from slipway import __version__
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.terminal import say
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.node import Node
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import Finding, Go, NodeInfo, Peer
@@ -26,7 +26,7 @@ from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.process.machine import CLOCK, Clock
 
-LOOK_SECONDS = 5.0  # between two looks at the others once this node is through
+POLL_SECONDS = 5.0  # between polls of the others once this node is through
 
 
 class SeveralNodes:
@@ -100,9 +100,9 @@ class SeveralNodes:
             say(note)
         return agreed
 
-    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+    def compare(self, dumps: Sequence[StackDump] | None) -> Sequence[StackDump] | None:
         """Where all ranks stand, once those of all nodes stand still: on node 0, which judges; None elsewhere."""
-        return self._rendezvous.compare(standings)
+        return self._rendezvous.compare(dumps)
 
     @property
     def spares(self) -> Sequence[tuple[int, str]]:
@@ -133,19 +133,19 @@ class SeveralNodes:
         hangs: HangReport | None = None,
     ) -> Ending:
         """The one verdict on an attempt, and what follows by the `rule` of node 0, which looks for others that hang meanwhile."""
-        looked = 0.0
+        polled = 0.0
 
         def glance() -> None:
-            nonlocal looked
+            nonlocal polled
             now = self._clock.monotonic()
-            if hangs is None or not outcome.good or now - looked < LOOK_SECONDS:
+            if hangs is None or not outcome.good or now - polled < POLL_SECONDS:
                 return
-            looked = now
-            hang = hangs.judge(self._rendezvous.standings, now)
+            polled = now
+            hang = hangs.judge(self._rendezvous.dumps, now)
             if hang and hangs.end:
                 self._rendezvous.correct(hangs.outcome(hang, outcome.node_rank, outcome.host))
 
-        self._stops.look()  # a request that came at the very end is known to all before the outcome is: it may tell who leaves
+        self._stops.poll()  # a request that came at the very end is known to all before the outcome is: it may tell who leaves
         ending = self._rendezvous.report(outcome, rule, stopped, glance)
         if hangs:
             hangs.forget()

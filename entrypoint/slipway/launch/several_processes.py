@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.node import Node, SingleNode
-from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode, stands_line
-from slipway.launch.rendezvous.messages import Report, Stands
+from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode, stack_dump_line
+from slipway.launch.rendezvous.messages import Report, Stuck
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import Topology
 from slipway.launch.verdict.restarts import Ending
@@ -37,18 +37,18 @@ class SeveralProcesses(SingleNode):
         self._tell(b"")
         return super().join(job, node, stopped)
 
-    def compare(self, standings: Sequence[Standing] | None) -> Sequence[Standing] | None:
+    def compare(self, dumps: Sequence[StackDump] | None) -> Sequence[StackDump] | None:
         """Where all ranks stand, once all stand still or are through: for the one that judges; None for the others."""
-        self._tell(stands_line(standings[0], first=True) if standings else b"")
-        found: list[Standing] = []
-        for rank in range(self._processes) if standings else ():
+        self._tell(stack_dump_line(dumps[0], first=True) if dumps else b"")
+        found: list[StackDump] = []
+        for rank in range(self._processes) if dumps else ():
             said = self._hear(rank)
             if isinstance(said, Report) and said.outcome.stacks:
                 self.news = said.outcome
             elif isinstance(said, Report):
-                found.append(Standing(rank, said.outcome.node_rank, "has left"))
-            elif isinstance(said, Stands) and rank >= self._rank:
-                found.append(said.standing)
+                found.append(StackDump(rank, said.outcome.node_rank, "has left"))
+            elif isinstance(said, Stuck) and rank >= self._rank:
+                found.append(said.dump)
             if len(found) <= rank:  # it moves, or judges itself
                 return None
         return found or None
@@ -73,10 +73,10 @@ class SeveralProcesses(SingleNode):
             else:
                 file.unlink(missing_ok=True)
 
-    def _hear(self, rank: int) -> Report | Stands | None:
+    def _hear(self, rank: int) -> Report | Stuck | None:
         """What the launcher of a process says; None where it says nothing, or what makes no sense."""
         with suppress(OSError, MalformedError), open_run_file(self._folder / process_file(rank)) as file:
             said = decode(file.read(LINE_BYTES))
-            if isinstance(said, Report) or (isinstance(said, Stands) and said.standing.rank == rank):
+            if isinstance(said, Report) or (isinstance(said, Stuck) and said.dump.rank == rank):
                 return said
         return None

@@ -28,7 +28,7 @@ from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import CODE_OF, UNHEALTHY, LaunchError
 from slipway.store.address import SEGMENT, StoreAddress
 
-LOOK = 5.0  # s between two looks at how far the copy is
+POLL = 5.0  # s between polls of the progress of the copy
 PATIENCE = 60.0  # s without an answer from a store after which a line says so
 FIRST = 60.0  # s that the store has to answer before a new run begins without
 PROBE = "-"  # the name of no run: whether the store answers
@@ -50,7 +50,7 @@ class Stores(NoStore):
         self._process: subprocess.Popen[bytes] | None = None
         self._node: NodeDirectory | None = None
         self._attempt, self.superseded = 0, ""
-        self._looked = -LOOK
+        self._polled = -POLL
         self._complained = False
         self._leads = job.plan.topology.rank == 0  # whether this is the node of rank 0, which speaks for all
         self._since: float | None = None  # when the store began to fail
@@ -191,13 +191,13 @@ class Stores(NoStore):
             self._start(address)
             self._ask(self._assignment, 0.0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notice that another launcher continues the run, and say once that the store fails, and once that it works again."""
         now = self._clock.monotonic()
-        if self._node is None or now - self._looked < LOOK:
+        if self._node is None or now - self._polled < POLL:
             return
         self._revive()
-        self._looked, record = now, self._node.store
+        self._polled, record = now, self._node.store
         if record.attempt == self._attempt:  # else it is of an earlier one, of another launcher perhaps
             self.superseded = record.superseded
         if not record.error:
@@ -308,7 +308,7 @@ class Stores(NoStore):
                     "it was not done in time" if do == "finish" else f"no answer within {seconds:.0f} s"
                 )
             if do == "finish":
-                self._stops.look()
+                self._stops.poll()
                 if self._stops.impatient:
                     raise SilentStoreError("it was not waited for")
             elif self._stops.came:

@@ -94,7 +94,7 @@ def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:
 def begin_again(argv: Sequence[str], script: warm.Script | None = None) -> Callable[[], int]:
     """What a process has to do that was forked from the standby, as an agent or as one of its workers.
 
-    `script`: what a worker does of a process that was started as a script (parked.py).
+    `script`: what a worker does of a process that was started as a script (script_standby.py).
     """
     terms = AgentConfig.read(argv)
     stand_between(terms.launcher)

@@ -138,7 +138,7 @@ class Preloaded:
 
     def hide(self) -> None:
         """Make the process look as if nothing had been imported; `show` is how a program gets at it."""
-        for name in ("preloaded", "parked"):
+        for name in ("preloaded", "script_standby"):
             put(sys.modules["slipway.process"], name, MISSING)
             sys.modules.pop(f"slipway.process.{name}", None)
         known = {one: module for one, module in sys.modules.items() if is_module(module) and is_standard(one)}

@@ -269,7 +269,7 @@ def close_files(spared: Collection[int] = ()) -> None:
                 os.close(number)
 
 
-FILES = 250  # that one message to the parked process can carry; the kernel allows 253 (unix(7), SCM_RIGHTS)
+FILES = 250  # that one message to the standby can carry; the kernel allows 253 (unix(7), SCM_RIGHTS)
 
 
 class Forked:

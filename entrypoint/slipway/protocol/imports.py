@@ -35,6 +35,6 @@ def reason(ranks: Iterable[Imports]) -> str | None:
 
 
 def lines(imports: Imports) -> str:
-    """The modules as the process reads them that imports them for the next attempt (process/parked.py)."""
+    """The modules as the process reads them that imports them for the next attempt (process/script_standby.py)."""
     rows = [f"{name}\t{file}" for name, file in imports.modules if "\n" not in name + file]
     return "\n".join([str(imports.early), *rows, ""])

@@ -52,7 +52,7 @@ class Catalog:
         self._parts: dict[tuple[Location, bytes], tuple[int, ...]] = {}
         self.objects: dict[Location, dict[str, int]] = {}  # by place: each object below its folder, and its size
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """List the run's objects again."""
         objects: dict[Location, dict[str, int]] = {}
         for name, size in self._store.list_objects(f"{self._run}/").items():

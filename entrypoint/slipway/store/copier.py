@@ -53,9 +53,9 @@ from slipway.store.restore import restore
 from slipway.store.retention import clean
 from slipway.store.upload import AbandonedError, DamagedError, Pace, VanishedError, upload
 
-LOOK = 1.0  # s between two looks at the disk
+POLL = 1.0  # s between polls of the disk
 RETRY = (2.0, 5.0, 15.0, 30.0)  # s before the next try, the last one from then on
-CLAIMS_EVERY = 15.0  # s between two looks for a later attempt
+CLAIMS_EVERY = 15.0  # s between polls for a later attempt
 METRICS_EVERY = 60.0  # s between two copies of metrics.jsonl, which grows
 NICE = 10
 
@@ -126,7 +126,7 @@ class Copier:
         """Copy what is due; returns whether a snapshot was copied. Raises StoreError, SupersededAttemptError."""
         if not self._claimed and not self._claim():
             return False
-        self._look_at_claims()
+        self._read_claims()
         if self.to.leader:
             self._copy_records()
         found = self._next()
@@ -202,13 +202,13 @@ class Copier:
             return False
         require_newest(self.store, run, attempt)
         self._claimed = True
-        self.catalog.look()
+        self.catalog.refresh()
         for part in self._parts:
             self._done |= {(part, stored.manifest) for stored in self.catalog.snapshots(part)}
         self._report_newest()
         return True
 
-    def _look_at_claims(self) -> None:
+    def _read_claims(self) -> None:
         """Notice from time to time whether a later attempt has the run, also where there is nothing to copy."""
         if abs(self.clock() - self._looked_at) >= CLAIMS_EVERY:
             self._looked_at = self.clock()
@@ -223,7 +223,7 @@ class Copier:
 
     def _settle(self) -> None:
         """After a snapshot was copied: note it, copy the metrics up to it, and delete what it replaces."""
-        self.catalog.look()
+        self.catalog.refresh()
         self._report_newest()
         if self.to.leader:
             self.recorder.copy((METRICS_FILE,))
@@ -238,7 +238,7 @@ class Copier:
     def _catch_up(self) -> None:
         """Look again for the newest complete snapshot: other nodes copy their parts later, and a listing may lag."""
         if self.progress.step != self.copied:
-            self.catalog.look()
+            self.catalog.refresh()
             self._report_newest()
 
     def _report_newest(self) -> None:
@@ -285,7 +285,7 @@ class Copier:
         return max(found, key=lambda each: (each[0][1] in begun, each[0], -each[1]))
 
     def _begun(self) -> set[int]:
-        self.catalog.look()
+        self.catalog.refresh()
         return {place.step for place in self.catalog.objects if place.attempt == self.to.attempt}
 
     def _is_late(self, version: Version) -> bool:
@@ -312,7 +312,7 @@ class CopyService:
     def run(self) -> None:
         """Serve until stdin ends."""
         threading.Thread(target=self._read, daemon=True).start()
-        pause = LOOK
+        pause = POLL
         while True:
             try:
                 request = self._requests.get(timeout=pause)
@@ -334,7 +334,7 @@ class CopyService:
         """Do what is due. Returns the seconds to wait before the next look."""
         copier = self._copier
         if copier is None or copier.progress.superseded:
-            return LOOK
+            return POLL
         try:
             copied = copier.tick()
         except SupersededAttemptError as error:
@@ -349,7 +349,7 @@ class CopyService:
                 copier.progress.error = ""
             self._failures = 0
         copier.tell()
-        return LOOK
+        return POLL
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request; a failure is one too."""

@@ -51,7 +51,7 @@ def restore(
     Raises StoreError, OSError.
     """
     catalog = Catalog(store, run)
-    catalog.look()
+    catalog.refresh()
     skipped: list[str] = []
     for stored in catalog.sets():
         try:

@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.attempt.job_wide import Spare
+from slipway.launch.attempt.job_wide import WarmStandby
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.job_spec import Job
@@ -32,14 +32,14 @@ def parent_of(plan: Plan) -> str:
     return "the process that spawns the workers" if plan.workload.spawned else "torchrun"
 
 
-def warm_up(job: Job, spare: Spare) -> None:
+def warm_up(job: Job, standby: WarmStandby) -> None:
     """On a spare node, start the process from which its first attempt is forked, and let it import what that needs."""
     if not job.warm or job.plan.workload.spawned:
         return
     workload = job.plan.workload
     with suppress(OSError):
-        spare.prepare((*IGNORING, *AGENT), job.plan.environment(job.environ))
-    spare.load(workload.command[-1] if workload.own and workload.early else "")
+        standby.prepare((*IGNORING, *AGENT), job.plan.environment(job.environ))
+    standby.load(workload.command[-1] if workload.own and workload.early else "")
 
 
 class Child:
@@ -56,13 +56,13 @@ class Child:
         selector: selectors.BaseSelector,
         header: str,
         stdin: int,
-        spare: Spare,
-        script: Spare | None = None,
+        standby: WarmStandby,
+        script: WarmStandby | None = None,
         files: tuple[int, ...] = (),
     ) -> None:
         """Start it in a session of its own, with the stop signals ignored. Raises OSError.
 
-        `stdin` is rank 0's; torchrun hands its own on to that. `spare`: from which it is forked where it can be, `script`
+        `stdin` is rank 0's; torchrun hands its own on to that. `standby`: from which it is forked where it can be, `script`
         together with the workers of a script. `files` are open in torchrun's workers under the numbers that they have here.
         """
         self.started = False
@@ -70,7 +70,7 @@ class Child:
         self.workers: list[int] = []
         self.failures: list[dict[str, Any]] = []
         self.left: dict[int, float] = {}
-        self._selector, self._rest, self._stdin, self._spare, self._files = selector, b"", stdin, spare, files
+        self._selector, self._rest, self._stdin, self._standby, self._files = selector, b"", stdin, standby, files
         self._script = script
         self.process: subprocess.Popen[bytes] | Forked
         self._log, self._logged = node_dir / LOGS / (SPAWN_LOG if plan.workload.spawned else AGENT_LOG), 0
@@ -122,11 +122,11 @@ class Child:
         words, numbered = (*AGENT, *terms, "", numbers, *arguments), streams | {f: f for f in files}
         agent = self._script.fork(words, environ, numbered) if self._script else None
         self.warm = bool(agent) or self.warm
-        agent = agent or self._spare.fork(words, environ, numbered)
+        agent = agent or self._standby.fork(words, environ, numbered)
         os.close(stdin)
         if agent:
             return agent
-        link = self._spare.offer(environ)
+        link = self._standby.offer(environ)
         words = (*AGENT, *terms, str(link.fileno()) if link else "", numbers, *arguments)
         files = (*files, link.fileno()) if link else files
         with link or nullcontext():

@@ -71,7 +71,7 @@ class HangWatch:
             variables |= self._pipes.open(environ) if self._plan.workload.own else {}
         return variables
 
-    def look(self, child: Child, *, stopping: bool) -> Mapping[int, Beat]:
+    def poll(self, child: Child, *, stopping: bool) -> Mapping[int, Beat]:
         """Look at the ranks; returns the newest heartbeats, of a workload of ours."""
         beats = self.read_beats()
         if self._plan.workload.own and self._detector.hangs and not self.seen:
@@ -81,7 +81,7 @@ class HangWatch:
             else:
                 self._detector = self._detect()  # no wonder that there are no heartbeats
         try:
-            self._look_at_stacks(child, stopping)
+            self._poll_stacks(child, stopping)
         except Exception as error:  # watching must not end a job that runs well
             self._give_up(error)
         return beats
@@ -90,7 +90,7 @@ class HangWatch:
         """Take the newest heartbeats. Those of a script, where it writes any, say nothing of what it does outside of `fit`: one
         that only opens a context beats once, in `setup`, and works on for days."""
         beats = self._node.beats(self._ranks) if self._plan.workload.own else {}
-        self._detector.look(beats, self._machine.clock.monotonic())
+        self._detector.poll(beats, self._machine.clock.monotonic())
         return beats
 
     def has_begun(self) -> bool:
@@ -110,14 +110,14 @@ class HangWatch:
             return False
         return True
 
-    def _look_at_stacks(self, child: Child, stopping: bool) -> None:
+    def _poll_stacks(self, child: Child, stopping: bool) -> None:
         """Report a script that hangs, once, and what happens then."""
         now, report = self._machine.clock.monotonic(), self._report
         if not (self._watch and report and child.started):
             return
-        if not self._watch.look(child.workers, self._output.chunks, now):
+        if not self._watch.poll(child.workers, self._output.chunks, now):
             return
-        everywhere = report.compare(self._watch.stands)
+        everywhere = report.compare(self._watch.dumps)
         hang = report.judge(everywhere, now) if not stopping else None
         if hang and report.end:
             rank, stacks = next(iter(hang.ranks), None), report.stacks

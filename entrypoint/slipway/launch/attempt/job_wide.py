@@ -17,7 +17,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
-from slipway.process.watcher import ADDRESS, PARKED
+from slipway.process.watcher import ADDRESS, STANDBY
 from slipway.protocol.imports import Imports, lines
 from slipway.protocol.memory import BUFFERS, VARIABLE, newest_in
 
@@ -68,7 +68,7 @@ LOADING = 30.0  # s, where it may be importing: a cold start has to import more
 VARYING = ("SLIPWAY_", "TORCH_FR_", "TORCH_NCCL_", "COLUMNS", "LINES")
 
 
-class Spare:
+class WarmStandby:
     """A process with torch imported, from which the next attempt is forked, for a `with` block. `pid`: its id, None without one.
 
     The first attempt's agent leaves it behind (slipway/process/warm.py). Where it is gone, frozen or does not answer, the attempt
@@ -79,24 +79,24 @@ class Spare:
         """Not `wanted`: every attempt starts from nothing."""
         self._own = own
         self.pid: int | None = None
-        self.why = ""  # why a process that was parked is of no use
+        self.why = ""  # why a standby is of no use
         self._preparing = self._prepared = False
         self._wanted, self._loads = wanted, False
         self._link: socket.socket | None = None
         self._environ: dict[str, str] = {}
 
-    def __enter__(self) -> "Spare":
+    def __enter__(self) -> "WarmStandby":
         """Nothing is started by this either."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """End it."""
-        self.look()
+        self.poll()
         if self.pid is not None:
             self._end()
         self._forget()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notice its start and its end. One that was stopped by a signal is ended: it would outlive this launcher."""
         with suppress(BlockingIOError):
             self._listen(0.0)
@@ -106,14 +106,14 @@ class Spare:
 
     def load(self, module: str) -> None:
         """Let it import what the next attempt needs, once: DistributedDataParallel's part of torch and, of ours, the workload."""
-        self.look()
+        self.poll()
         if self._link and self.pid is not None and not self._loads:
             self._loads = True
             self._send({"load": module})
 
-    def park(self, command: Sequence[str], environ: Mapping[str, str], imports: Imports) -> None:
+    def start_script(self, command: Sequence[str], environ: Mapping[str, str], imports: Imports) -> None:
         """Start a process as a worker of a script would be started, to wait with what the script imported, and become the next
-        attempt's agent and workers (process/parked.py).
+        attempt's agent and workers (process/script_standby.py).
         """
         self._link, theirs = socket.socketpair()
         self._environ = lasting_variables(environ)
@@ -121,7 +121,7 @@ class Spare:
             learned.write(lines(imports).encode(errors="surrogateescape"))
             learned.seek(0)
             words = f"{theirs.fileno()},{os.getpid()},{learned.fileno()}"
-            told = {**environ, ADDRESS: f"{PARKED}{words}", "LOCAL_RANK": "0"}
+            told = {**environ, ADDRESS: f"{STANDBY}{words}", "LOCAL_RANK": "0"}
             process = subprocess.Popen(
                 command,
                 env=told,
@@ -178,7 +178,7 @@ class Spare:
 
         `files`: what is open there, by number, as numbers of ours.
         """
-        self.look()
+        self.poll()
         if self._preparing:  # nothing else runs on this node, and it has done a part of the work
             self._listen(LOADING)
         if self._link is None or self.pid is None:
@@ -241,7 +241,7 @@ def lasting_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JobWide:
-    """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `spare`: what the
+    """What an attempt has of those before, and leaves to those after. `memory`: what outlives the workers; `standby`: what the
     next attempt is forked from, `script` together with the workers of a script; `own`: what this launcher started, as opposed to
     what was below it before; `look_on` is called at every look, and `on_hang` with the text of a hang. `silence`: the seconds
     without a sign of life after which the other nodes count this one as lost; `previous`: what ended the attempt before;
@@ -249,8 +249,8 @@ class JobWide:
     """
 
     memory: SnapshotMemory | None = None
-    spare: Spare | None = None
-    script: Spare | None = None
+    standby: WarmStandby | None = None
+    script: WarmStandby | None = None
     own: OwnProcesses | None = None
     look_on: Callable[[Milestones], None] = lambda milestones: None
     on_hang: Callable[[str], None] = lambda hang: None

@@ -44,7 +44,7 @@ class StopHandler:
         self._told: Stop | None = None
         self._signalled: set[int] = set()
 
-    def look(self, workers: Sequence[int], has_begun: Callable[[], bool]) -> None:
+    def poll(self, workers: Sequence[int], has_begun: Callable[[], bool]) -> None:
         """Pass a stop on. A later one asks for haste: a script gets it, too, and ours are stopping already. `has_begun` returns
         whether a step was taken."""
         stop, now = self._stops.later or self._stops.first, self._machine.clock.monotonic()

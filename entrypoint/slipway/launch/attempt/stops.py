@@ -109,12 +109,12 @@ class Stops:
         """Call this at every look from here on: it exchanges requests with other launchers, and adds theirs to `came`."""
         self._listen = exchange
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take note of a stop file that is new, or was written again, and of what other launchers were asked."""
-        self._look_at_file()
+        self._poll_file()
         self._listen()
 
-    def _look_at_file(self) -> None:
+    def _poll_file(self) -> None:
         if self._file is None or (seen := _identity(self._file)) == self._seen:
             return
         self._seen = seen
@@ -134,7 +134,7 @@ class Stops:
         while not self.came and (left := until - time.monotonic()) > 0:
             select.select([self.reader], [], [], min(left, TICK))
             self.drain()
-            self.look()
+            self.poll()
         return bool(self.came)
 
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from slipway.launch.attempt.child import Child, parent_of
 from slipway.launch.attempt.ending import Facts, is_bad
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.job_wide import ALONE, JobWide, Spare
+from slipway.launch.attempt.job_wide import ALONE, JobWide, WarmStandby
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import TICK, Due, Stops
 from slipway.launch.attempt.terminal import terminal_variables
@@ -73,13 +73,13 @@ class Attempt:
         self._machine, self._start_child, topology = machine, start, plan.topology
         self.node, self._ranks, self._own = run.node(topology.node_rank), topology.ranks, plan.workload.own
         self._processes = job_wide.own or OwnProcesses()
-        self._spare = job_wide.spare or Spare(self._processes, wanted=False)
+        self._standby = job_wide.standby or WarmStandby(self._processes, wanted=False)
         self._stopping = StopHandler(plan, run, stops, limits, say, machine)
         self._hangs = HangWatch(plan, run, limits, report, say, machine)
         self._selector = selectors.DefaultSelector()
-        self._looked = self._woke = machine.clock.monotonic()
-        self._next_look = 0.0
-        self.milestones = Milestones(self._looked, job_wide.reached)
+        self._polled = self._woke = machine.clock.monotonic()
+        self._next_poll = 0.0
+        self.milestones = Milestones(self._polled, job_wide.reached)
         self._lost: Elsewhere | None = None
         self._still = 0.0  # seconds for which this launcher was frozen before it found the others gone
         self._started = self._failed = False
@@ -101,13 +101,13 @@ class Attempt:
             self._selector.register(ended, selectors.EVENT_READ)
         while child.process.poll() is None:
             self._wait(TICK, output)
-            self._look(child, lost)
+            self._poll(child, lost)
             self._end_when_due(child)
         if ended is not None:
             self._selector.unregister(ended)
             os.close(ended)
         facts = self._finish(child, output)
-        # Its workers may have ended before it woke up, and so before it looked.
+        # Its workers may have ended before it woke up, and so before it polled.
         if self._still and not self._lost and (news := lost()):
             facts = replace(facts, lost=news.text)
         return replace(facts, ooms=count_ooms() - ooms)
@@ -121,7 +121,7 @@ class Attempt:
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
         variables = self._environment(environ, output)
         self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
-        files = (selector, header, self._stdin.file, self._spare, self._job_wide.script)
+        files = (selector, header, self._stdin.file, self._standby, self._job_wide.script)
         self._variables, self._learned = variables, False
         child = self._start_child(self._plan, self.node.path, variables, output, *files)
         self._stdin.hand_on()
@@ -144,9 +144,9 @@ class Attempt:
         return {**(terminal_variables() if terminal else {}), **environ, **ours}
 
     def _wait(self, seconds: float, output: WorkerOutput) -> None:
-        self._machine.wait(self._selector, min(seconds, output.look()))
+        self._machine.wait(self._selector, min(seconds, output.poll()))
 
-    def _look(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
+    def _poll(self, child: Child, lost: Callable[[], Elsewhere | None]) -> None:
         """Take note of what has happened, and pass on what the workers have to know."""
         now = self._machine.clock.monotonic()
         self._note_freeze(now)
@@ -156,9 +156,9 @@ class Attempt:
         if child.failures and not self._failed:
             self._failed = True
             self._stopping.fail(child)
-        if now >= self._next_look:
-            self._next_look = now + TICK
-            self._look_closely(child, now)
+        if now >= self._next_poll:
+            self._next_poll = now + TICK
+            self._poll_closely(child, now)
         if not self._lost and (news := lost()):
             self._lost = news
             follow = "; their stacks follow" if news.gone and self._own else ""
@@ -171,24 +171,24 @@ class Attempt:
                 self._stopping.deadline.fail(
                     now, LAST_OUTPUT
                 )  # torchrun alone is left, and waits for that of the other node
-        self._stopping.look(child.workers, self._hangs.has_begun)
+        self._stopping.poll(child.workers, self._hangs.has_begun)
         ending = self._stopping.deadline.left(now) < math.inf
-        self.milestones.look(now, started=child.started, ending=ending, still=self._hangs.still)
+        self.milestones.poll(now, started=child.started, ending=ending, still=self._hangs.still)
 
     def _note_freeze(self, now: float) -> None:
         """Note for how long this launcher was frozen, which explains that others are gone, for a while."""
-        if (gap := now - self._looked) > self._job_wide.silence / 2 and not self._lost:
+        if (gap := now - self._polled) > self._job_wide.silence / 2 and not self._lost:
             self._still, self._woke = gap, now
         elif now - self._woke > THAWED and not self._lost:
             self._still = 0.0
-        self._looked = now
+        self._polled = now
 
-    def _look_closely(self, child: Child, now: float) -> None:
+    def _poll_closely(self, child: Child, now: float) -> None:
         """Look at what costs more: files and processes."""
-        self._stops.look()
-        self._stdin.look()
+        self._stops.poll()
+        self._stdin.poll()
         hung = self._hangs.seen
-        self.milestones.take(self._hangs.look(child, stopping=bool(self._stops.came)), now)
+        self.milestones.take(self._hangs.poll(child, stopping=bool(self._stops.came)), now)
         if not hung and (hang := self._hangs.seen):
             self._stopping.deadline.hang(now)
             if self._own:  # else the launcher that judged has reported it
@@ -206,11 +206,11 @@ class Attempt:
         """Let the process for the next attempt import what that needs, once it no longer gets in the way of this one."""
         workload = self._plan.workload
         if child.started and (not workload.own or self._hangs.has_begun()):
-            self._spare.load(workload.command[-1] if workload.own and workload.early else "")
+            self._standby.load(workload.command[-1] if workload.own and workload.early else "")
         if self._job_wide.script and not child.warm:
             self._prepare_script(self._job_wide.script)
 
-    def _prepare_script(self, script: Spare) -> None:
+    def _prepare_script(self, script: WarmStandby) -> None:
         """Start the process that waits as a script's next attempt, once this one's ranks have imported torch."""
         ranks = self._hangs.imports
         if script.pid is None and not self._learned and len(ranks) == len(self._ranks):
@@ -219,10 +219,10 @@ class Attempt:
             script.why = why or script.why
             if why == "":
                 command = (*self._plan.workload.command, *self._plan.arguments)
-                script.park(command, self._variables, ranks[min(ranks)])
-        script.look()
+                script.start_script(command, self._variables, ranks[min(ranks)])
+        script.poll()
         if script.waits:
-            self._spare.retire()
+            self._standby.retire()
             if all(rank.dynamo == "" for rank in ranks.values()):
                 script.load("torch._dynamo")
 
@@ -242,13 +242,13 @@ class Attempt:
     @property
     def _spared(self) -> set[int | None]:
         """The processes that outlast this attempt."""
-        return {self._spare.pid, self._job_wide.script.pid if self._job_wide.script else None}
+        return {self._standby.pid, self._job_wide.script.pid if self._job_wide.script else None}
 
     def _finish(self, child: Child, output: WorkerOutput) -> Facts:
         """End what is left, and return what was seen."""
-        self._spare.look()
+        self._standby.poll()
         if self._job_wide.script:
-            self._job_wide.script.look()
+            self._job_wide.script.poll()
         self._processes.end(self._spared)  # what outlived its worker: data loaders, a script's own children
         clock = self._machine.clock
         until = clock.monotonic() + LAST_OUTPUT

@@ -81,10 +81,10 @@ class OutputStream:
             self._draw(self._screen.rows)
         elif barred:
             self._draw([])
-        self.look(self._came)
+        self.poll(self._came)
         return bool(chunk)
 
-    def look(self, now: float) -> float:
+    def poll(self, now: float) -> float:
         """Show what has waited long enough by now (monotonic seconds); returns for how long there is nothing else to show."""
         if self._screen.over and now - self._came >= PROMPT_SECONDS:
             self.flush()
@@ -202,10 +202,10 @@ class WorkerOutput:
         """The pipes' other ends, stdout and stderr of each rank in turn."""
         return tuple(stream.writer for stream in self._streams)
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """Show what has waited long enough; returns for how many seconds there is nothing else to show."""
         now = time.monotonic()
-        return min((stream.look(now) for stream in self._streams), default=math.inf)
+        return min((stream.poll(now) for stream in self._streams), default=math.inf)
 
     def last_line(self, rank: int) -> str:
         """What a rank printed last: to stdout or, where it printed nothing there, to stderr."""
@@ -261,7 +261,7 @@ class StandardInput:
         if self._writer is not None:
             os.close(self.file)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Listen to the terminal from here on, where we are in its foreground."""
         if not self._listening and self._writer is not None and is_foreground():
             self._listening = True

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.launch.hangs.standing import Call, Standing, clock
+from slipway.launch.hangs.stack_dump import Call, StackDump, clock
 from slipway.launch.hangs.watch import Stillness
 from slipway.launch.run_directory.records import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
@@ -25,22 +25,22 @@ from slipway.protocol.printable import rank_ranges
 
 # Takes where this launcher's ranks stand (None: they move), and returns where all ranks do once all stand still, to the one that
 # judges.
-Compare = Callable[[Sequence[Standing] | None], Sequence[Standing] | None]
+Compare = Callable[[Sequence[StackDump] | None], Sequence[StackDump] | None]
 MOST = 4  # ranks that are described each by itself
 
 
 @dataclass(frozen=True)
 class Hang:
-    """What a job that stands still waits for. `ranks`: those at fault, none where all do the same; `text`: a sentence."""
+    """What a job that makes no progress waits for. `ranks`: those at fault, none where all do the same; `text`: a sentence."""
 
     ranks: tuple[int, ...]
     text: str
     waiting: int | None = None  # one of those that wait
 
 
-def find_hang(standings: Sequence[Standing]) -> Hang | None:
+def find_hang(dumps: Sequence[StackDump]) -> Hang | None:
     """Which ranks keep the others waiting, by where all ranks are; None where none waits in a collective."""
-    by_rank = {standing.rank: standing for standing in sorted(standings, key=lambda standing: standing.rank)}
+    by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.rank)}
     waits = {rank: one for rank, one in by_rank.items() if one.pending or one.waits_in}
     if not waits:
         return None
@@ -53,7 +53,7 @@ def find_hang(standings: Sequence[Standing]) -> Hang | None:
     )
 
 
-def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
+def _astray(by_rank: Mapping[int, StackDump]) -> Hang | None:
     """Ranks that wait for a store that is not torchrun's, where nothing answers."""
     astray = [rank for rank, one in by_rank.items() if one.store]
     if not astray:
@@ -65,7 +65,7 @@ def _astray(by_rank: Mapping[int, Standing]) -> Hang | None:
     return Hang(tuple(astray), text, next((rank for rank in by_rank if rank not in astray), None))
 
 
-def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int]]]:
+def _first_pending(by_rank: Mapping[int, StackDump]) -> list[tuple[Call, list[int]]]:
     """Of each process group the first collective that ranks wait in, and which do; the oldest first."""
     found: dict[str, Call] = {}
     for one in by_rank.values():
@@ -77,14 +77,14 @@ def _first_pending(by_rank: Mapping[int, Standing]) -> list[tuple[Call, list[int
     return [(call, [rank for rank in by_rank if (call.group, call.number) in waiting[rank]]) for call in calls]
 
 
-def _members(call: Call, by_rank: Mapping[int, Standing]) -> list[int]:
+def _members(call: Call, by_rank: Mapping[int, StackDump]) -> list[int]:
     """The ranks of a collective's process group."""
     known = (group for one in by_rank.values() for group in one.groups if group.name == call.group and group.runs)
     told = next((group.ranks for group in known), None)
     return [rank for rank in by_rank if told is None or any(rank in run for run in told)]
 
 
-def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
+def _missing(by_rank: Mapping[int, StackDump]) -> Hang | None:
     """Ranks that have not begun what others wait in. One that waits elsewhere itself is a link of the chain, not its end."""
     chain: list[tuple[int, int, Hang]] = []
     for call, waiting in _first_pending(by_rank):
@@ -111,7 +111,7 @@ def _missing(by_rank: Mapping[int, Standing]) -> Hang | None:
     return Hang(first.ranks, order + first.text + (f"; and {others}" if others else ""), first.waiting)
 
 
-def _different(by_rank: Mapping[int, Standing]) -> Hang | None:
+def _different(by_rank: Mapping[int, StackDump]) -> Hang | None:
     """Ranks that began different collectives, or sizes, as the same number: a desynchronised job."""
     for call, waiting in _first_pending(by_rank):
         kinds: dict[tuple[str, str], list[int]] = {}
@@ -135,7 +135,7 @@ def _must_agree(name: str) -> bool:
     return any(word in name for word in ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce"))
 
 
-def _unrecorded(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -> Hang | None:
+def _unrecorded(by_rank: Mapping[int, StackDump], waits: Mapping[int, StackDump]) -> Hang | None:
     """Some wait in what is not recorded, and others do not."""
     others = [rank for rank in by_rank if rank not in waits]
     inside = {rank: one for rank, one in waits.items() if one.waits_in and not one.pending}
@@ -150,8 +150,8 @@ def _unrecorded(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) 
     return Hang(tuple(others), text, rank)
 
 
-def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -> Hang:
-    """All wait: for a process that stands still, for each other, or for the network."""
+def _all_alike(by_rank: Mapping[int, StackDump], waits: Mapping[int, StackDump]) -> Hang:
+    """All wait: for a process that is stopped, for each other, or for the network."""
     odd = [rank for rank, one in by_rank.items() if one.state]
     if odd:
         keep = "keeps" if len(odd) == 1 else "keep"
@@ -163,13 +163,13 @@ def _all_alike(by_rank: Mapping[int, Standing], waits: Mapping[int, Standing]) -
     return Hang((), text, rank)
 
 
-def _places(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
+def _places(ranks: Sequence[int], by_rank: Mapping[int, StackDump]) -> str:
     """Where some ranks are."""
     more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
     return ", ".join(f"rank {rank} {by_rank[rank].place}" for rank in ranks[:MOST]) + more
 
 
-def _ranks(ranks: Sequence[int], by_rank: Mapping[int, Standing]) -> str:
+def _ranks(ranks: Sequence[int], by_rank: Mapping[int, StackDump]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} (node {by_rank[ranks[0]].node_rank})"
     return f"ranks {rank_ranges(ranks)}"
@@ -179,15 +179,15 @@ def _count(waiting: Sequence[int]) -> str:
     return f"rank {waiting[0]} has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
 
 
-def _group(call: Call, by_rank: Mapping[int, Standing]) -> str:
+def _group(call: Call, by_rank: Mapping[int, StackDump]) -> str:
     """Of which process group a collective is, where that is not the one of all ranks."""
     members = _members(call, by_rank)
     return "" if len(members) == len(by_rank) else f" of the process group of ranks {rank_ranges(members)}"
 
 
-def stacks_of(hang: Hang, standings: Sequence[Standing]) -> list[str]:
+def stacks_of(hang: Hang, dumps: Sequence[StackDump]) -> list[str]:
     """The stacks of one rank that waits and of those that it waits for, as lines."""
-    by_rank = {one.rank: one for one in standings}
+    by_rank = {one.rank: one for one in dumps}
     ranks = [*hang.ranks[:MOST], *([hang.waiting] if hang.waiting is not None else [])]
     return [line for rank in dict.fromkeys(ranks) for line in by_rank[rank].lines()]
 
@@ -208,7 +208,7 @@ class HangReport:
         *,
         end: bool,
         on_hang: Callable[[str], None] = lambda hang: None,
-        compare: Compare = lambda standings: standings,
+        compare: Compare = lambda dumps: dumps,
         process: int | None = None,
     ) -> None:
         """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `on_hang` is called with its
@@ -221,7 +221,7 @@ class HangReport:
         self._told = False
         self.stacks: tuple[str, ...] = ()  # of those that were reported
 
-    def judge(self, everywhere: Sequence[Standing] | None, now: float) -> Hang | None:
+    def judge(self, everywhere: Sequence[StackDump] | None, now: float) -> Hang | None:
         """Take where all ranks are, None where some move; returns the hang that is reported now, if any."""
         if everywhere is None:
             self._since = None
@@ -240,8 +240,8 @@ class HangReport:
         self._tell(hang, everywhere)
         return hang
 
-    def _tell(self, hang: Hang, standings: Sequence[Standing]) -> None:
-        self._told, self.stacks = True, tuple(stacks_of(hang, standings))
+    def _tell(self, hang: Hang, dumps: Sequence[StackDump]) -> None:
+        self._told, self.stacks = True, tuple(stacks_of(hang, dumps))
         self._say(f"hang: {hang.text}")
         self._on_hang(f"hang: {hang.text}")
         for line in self.stacks:
@@ -278,7 +278,7 @@ def _order(beat: Beat) -> tuple[int, int, bool]:
 class HangDetector:
     """How long each rank of this node has stood still, by its heartbeats. A rank without one is in `setup`.
 
-    Only changes count, and only time during which we looked: a clock that is set back or a container that was frozen is no hang.
+    Only changes count, and only time during which we polled: a clock that is set back or a container that was frozen is no hang.
     """
 
     def __init__(self, ranks: Iterable[int], limit: float, now: float, start: float | None = None) -> None:
@@ -289,11 +289,11 @@ class HangDetector:
         self._beats = {rank: Beat(rank) for rank in ranks}
         self._still = {rank: Stillness(now, 0.0, _progress(beat)) for rank, beat in self._beats.items()}
 
-    def look(self, beats: Mapping[int, Beat], now: float) -> None:
+    def poll(self, beats: Mapping[int, Beat], now: float) -> None:
         """Take the newest beats, read at `now`."""
         self._beats |= {rank: beats[rank] for rank in self._beats.keys() & beats.keys()}
         for rank, beat in self._beats.items():
-            self._still[rank].look(_progress(beat), now)
+            self._still[rank].poll(_progress(beat), now)
 
     @property
     def hangs(self) -> bool:

@@ -1,5 +1,5 @@
 """One question to all ranks of a node: where are you? Their watchers answer at a socket of the launcher's; processes that do not
-answer are looked at from outside, by py-spy.
+answer are examined from outside, by py-spy.
 """
 
 import json
@@ -171,7 +171,7 @@ class PySpy:
         """`program` is py-spy; by default that of our own environment, or else the one on PATH."""
         self._program = program or find_program()
         self.answers: dict[int, Mapping[str, Any]] = {}  # by process, in the form of flight_recorder.py
-        self._threads = [threading.Thread(target=self._look, args=(pid,), daemon=True) for pid in pids if self._program]
+        self._threads = [threading.Thread(target=self._dump, args=(pid,), daemon=True) for pid in pids if self._program]
         for thread in self._threads:
             thread.start()
 
@@ -180,7 +180,7 @@ class PySpy:
         """Whether all is known that will be."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _look(self, pid: int) -> None:
+    def _dump(self, pid: int) -> None:
         try:
             done = subprocess.run(
                 [str(self._program), *COMMAND, str(pid)],
@@ -230,10 +230,10 @@ class StackRequest:
     """The question, and what is known so far. All moments are monotonic seconds."""
 
     def __init__(
-        self, listener: Listener, workers: Mapping[int, int], now: float, look: Callable[..., PySpy] = PySpy
+        self, listener: Listener, workers: Mapping[int, int], now: float, inspect: Callable[..., PySpy] = PySpy
     ) -> None:
-        """`workers`: process ids by rank, 0 where there is none; `look` is for tests."""
-        self._listener, self._workers, self._asked, self._look = listener, workers, now, look
+        """`workers`: process ids by rank, 0 where there is none; `inspect` is for tests."""
+        self._listener, self._workers, self._asked, self._inspect = listener, workers, now, inspect
         self._outside: PySpy | None = None
         self._outside_since = 0.0
         listener.ask("all")
@@ -244,7 +244,7 @@ class StackRequest:
             asked = [rank for rank in self._workers if rank in self._listener.workers]
             if now - self._asked < ANSWER_SECONDS and not all(map(self._answered, asked)):
                 return False
-            self._outside, self._outside_since = self._look(self._silent()), now
+            self._outside, self._outside_since = self._inspect(self._silent()), now
         return self._outside.over or now - self._outside_since >= OUTSIDE_SECONDS
 
     def found(self) -> dict[int, Found]:

@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slipway.launch.hangs.stack_dump import StackDump, read_stack_dump
 from slipway.launch.hangs.stack_request import Found, Listener, StackRequest, activity, cpu_seconds
-from slipway.launch.hangs.standing import Standing, read_standing
 from slipway.process.tree import stat_fields, trees
 from slipway.protocol.files import RANKS_FILE, STACKS_FILE, STACKS_WANTED, own_file, write_passing_json
 from slipway.protocol.imports import Imports
 from slipway.protocol.tracebacks import ProgramEnd
 
-LOOKS, EVERY = 20, (0.5, 10.0)  # looks within the limit of a hang, and the seconds between two of them
+POLLS, EVERY = 20, (0.5, 10.0)  # polls within the limit of a hang, and the least and most seconds between two of them
 
 
 class Watch:
@@ -43,15 +43,15 @@ class Watch:
         names = (RANKS_FILE, STACKS_WANTED, STACKS_FILE)
         self._progress, self._request, self._answer = (own_file(node_dir, name, process) for name in names)
         self._last_line, self._gpu_use = last_line, gpu_use
-        self._every = min(max(limit / LOOKS, EVERY[0]), EVERY[1])
+        self._every = min(max(limit / POLLS, EVERY[0]), EVERY[1])
         self._still = Stillness(now, self._every)
         self._next = now if limit else math.inf
         self._cpu: dict[int, float] = {}  # of each worker's processes, when nothing moved any more
-        self._seen: dict[int, Sight] = {}  # of each rank at the last look
+        self._seen: dict[int, Sight] = {}  # of each rank at the last poll
         self._judged: StackRequest | None = None  # for the judgement of a hang
         self._wanted: StackRequest | None = None  # for `slipway stacks`
         self._listener: Listener | None = None
-        self.stands: tuple[Standing, ...] | None = None  # the ranks' stacks, once nothing has moved for the limit
+        self.dumps: tuple[StackDump, ...] | None = None  # the ranks' stacks, once nothing has moved for the limit
 
     @property
     def still(self) -> float:
@@ -76,10 +76,10 @@ class Watch:
         self._listener.close()
         return self._listener.ended
 
-    def look(self, workers: Sequence[int], chunks: int, now: float) -> bool:
+    def poll(self, workers: Sequence[int], chunks: int, now: float) -> bool:
         """Look when it is time; `workers`: their process ids in the order of the ranks, `chunks` of output that came so far.
 
-        Returns whether `stands` is new: after each request, and when something moves again.
+        Returns whether `dumps` is new: after each request, and when something moves again.
         """
         if self._listener is None:
             return False
@@ -90,23 +90,23 @@ class Watch:
             self._take(self._listener, workers, chunks, now)
             if self._still.seconds < self._limit:
                 self._listener.ask("numbers")
-                moved, self._judged, self.stands = self.stands is not None, None, None
+                moved, self._judged, self.dumps = self.dumps is not None, None, None
                 return moved
             self._judged = self._judged or StackRequest(self._listener, pids, now)
         if self._judged and self._judged.over(now):
-            self.stands = tuple(self._standing(rank, found) for rank, found in self._judged.found().items())
+            self.dumps = tuple(self._dump(rank, found) for rank, found in self._judged.found().items())
             self._judged = None
             return True
         return False
 
-    def _standing(self, rank: int, found: Found) -> Standing:
+    def _dump(self, rank: int, found: Found) -> StackDump:
         cores = 0.0
         if found.pid in self._cpu and rank in self._seen and self._still.seconds:
             cores = max(0.0, self._seen[rank].cpu - self._cpu[found.pid]) / self._still.seconds
         if found.answer is not None:
             with suppress(ValueError):
-                return read_standing(rank, self._node_rank, found.answer, cores, found.state)
-        return Standing(rank, self._node_rank, found.state or "does not answer", cores=cores)
+                return read_stack_dump(rank, self._node_rank, found.answer, cores, found.state)
+        return StackDump(rank, self._node_rank, found.state or "does not answer", cores=cores)
 
     def _take(self, listener: Listener, workers: Sequence[int], chunks: int, now: float) -> None:
         known = listener.workers
@@ -114,7 +114,7 @@ class Watch:
         cpu = {pid: sum(cpu_seconds(stat_fields(one, self._proc)) for one in (pid, *below[pid])) for pid in workers}
         numbers = tuple((rank, str(worker.numbers)) for rank, worker in sorted(known.items()))
         written = tuple(activity([pid, *below[pid]], self._proc) for pid in workers)
-        self._still.look((tuple(workers), chunks, numbers, written), now)
+        self._still.poll((tuple(workers), chunks, numbers, written), now)
         if not self._still.seconds:
             self._cpu = cpu
         before, self._seen = self._seen, {}
@@ -138,24 +138,24 @@ class Watch:
             self._wanted = None
 
 
-LONGEST_LOOK = 5.0  # s that the time between two looks counts at most, beyond the usual
+LONGEST_POLL = 5.0  # s that the time between polls counts at most, beyond the usual
 
 
 class Stillness:
     """Seconds for which what is seen did not change. Pure: what was seen and the clock come in.
 
-    Only time during which we looked counts: a container that was frozen is no hang.
+    Only time during which we polled counts: a container that was frozen is no hang.
     """
 
     def __init__(self, now: float, every: float, seen: Hashable = None) -> None:
-        """`now`: monotonic seconds; `every`: seconds between two looks, usually; `seen`: what is there already."""
+        """`now`: monotonic seconds; `every`: usual seconds between polls; `seen`: what is there already."""
         self._seen = seen
-        self._looked, self._most = now, every + LONGEST_LOOK
+        self._polled, self._most = now, every + LONGEST_POLL
         self.seconds = 0.0
 
-    def look(self, seen: Hashable, now: float) -> None:
+    def poll(self, seen: Hashable, now: float) -> None:
         """Take what is seen at `now`."""
-        passed, self._looked = min(now - self._looked, self._most), now
+        passed, self._polled = min(now - self._polled, self._most), now
         if seen == self._seen:
             self.seconds += passed
         else:

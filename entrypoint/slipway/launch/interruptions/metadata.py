@@ -92,11 +92,11 @@ class Sighting(NamedTuple):
 
 
 class Service(Protocol):
-    """A metadata service. `pause`: seconds between two looks."""
+    """A metadata service. `pause`: seconds between polls."""
 
     pause: float
 
-    def look(self, now: float, *, wait: bool) -> Sighting:
+    def poll(self, now: float, *, wait: bool) -> Sighting:
         """Ask once. `now` is this machine's own clock; with `wait` the service may keep the request until something changes.
 
         Raises OSError, http.client.HTTPException, ValueError.
@@ -115,7 +115,7 @@ class Aws:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._token = fetch, ""
 
-    def look(self, now: float, *, wait: bool) -> Sighting:
+    def poll(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         action = self._get("spot/instance-action")
         if action.status == OK:
@@ -153,7 +153,7 @@ class Gcp:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
 
-    def look(self, now: float, *, wait: bool) -> Sighting:
+    def poll(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         preempted = self._get(f"preempted?wait_for_change=true&timeout_sec={WAIT}" if wait else "preempted")
         if preempted.status != OK:
@@ -178,7 +178,7 @@ class Azure:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._name = fetch, ""
 
-    def look(self, now: float, *, wait: bool) -> Sighting:
+    def poll(self, now: float, *, wait: bool) -> Sighting:
         """As Service says."""
         self._name = self._name or self._get(AZURE_NAME).text.strip()
         answer = self._get(AZURE_EVENTS)

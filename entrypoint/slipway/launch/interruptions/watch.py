@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # an HTTP client takes as long to import as the rest of a lau
     from slipway.launch.interruptions.notice import Notice
 
 FIRST_SECONDS = 2.0  # that a start waits for the first look: on a machine that is about to go, nothing should begin
-PATIENCE = 3  # looks that may fail in a row before that is reported
-LONGEST = 60.0  # s between two looks while the service fails
+PATIENCE = 3  # polls that may fail in a row before that is reported
+LONGEST = 60.0  # s between polls while the service fails
 
 
 def open_service(cloud: str, environ: Mapping[str, str]) -> Service:
@@ -44,7 +44,7 @@ class NoticeWatch:
         `say` prints a line; `open_service` connects to nothing yet. `approves`: at the end, the machine of a notice may go.
         """
         self._watched, self._note, self._say, self._open, self._clock = watched, note, say, open_service, clock
-        self._over, self._looked = threading.Event(), threading.Event()
+        self._over, self._polled = threading.Event(), threading.Event()
         self._failures, self._reported, self._approves = 0, False, approves
         self._taken: tuple[Service, Notice] | None = None
         self._warnings: set[Notice] = set()
@@ -55,7 +55,7 @@ class NoticeWatch:
             self._say(f"watching for interruption notices of {TITLES[self._watched.cloud]} ({self._watched.why})")
             with suppress(RuntimeError):  # no more threads: the workers will report that
                 threading.Thread(target=self._run, daemon=True, name="interruption notices").start()
-                self._looked.wait(FIRST_SECONDS)
+                self._polled.wait(FIRST_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,24 +76,24 @@ class NoticeWatch:
 
     def _run(self) -> None:
         service = self._open()
-        while not self._over.is_set() and not self.look(service):
+        while not self._over.is_set() and not self.poll(service):
             self._over.wait(self.pause(service))
 
     def pause(self, service: Service) -> float:
         """Seconds until the next look."""
         return min(service.pause * float(2**self._failures), LONGEST)
 
-    def look(self, service: Service) -> bool:
+    def poll(self, service: Service) -> bool:
         """Ask once; whether this machine is about to go, and nothing more need be asked."""
         from http.client import HTTPException
 
         try:
-            found = service.look(self._clock.time(), wait=self._looked.is_set())
+            found = service.poll(self._clock.time(), wait=self._polled.is_set())
         except (OSError, HTTPException, ValueError) as error:
             self._fail(error)
             return False
         finally:
-            self._looked.set()
+            self._polled.set()
         self._succeed()
         for notice in found.notices:
             if not notice.warning:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
-from slipway.launch.rendezvous.codec import OtherProtocolError, stands_line
+from slipway.launch.rendezvous.codec import OtherProtocolError, stack_dump_line
 from slipway.launch.rendezvous.config import Endpoint, RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
@@ -241,14 +241,14 @@ class Client:
         if self._link:
             self._link.send(stop)
 
-    def compare(self, standings: Sequence[Standing] | None) -> None:
+    def compare(self, dumps: Sequence[StackDump] | None) -> None:
         """Tell node 0 where the ranks of this node stand, no faster than it reads; None: they move again."""
         if self._telling:
             self._telling.cancel()  # what is older is of no interest
-        if self._link and standings is None:
-            self._link.send(wire.Moves())
-        elif self._link and standings:
-            lines = [stands_line(standing, first=standing is standings[0]) for standing in standings]
+        if self._link and dumps is None:
+            self._link.send(wire.Moving())
+        elif self._link and dumps:
+            lines = [stack_dump_line(dump, first=dump is dumps[0]) for dump in dumps]
             self._telling = asyncio.create_task(send_all(lines, self._link))
 
     async def leave(self) -> None:

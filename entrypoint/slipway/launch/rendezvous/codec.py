@@ -7,8 +7,8 @@ imported here: `slipway logs` and launchers without a network use this, too.
 import json
 from typing import Any
 
-from slipway.launch.hangs.standing import Standing
-from slipway.launch.rendezvous.messages import KINDS, Stands
+from slipway.launch.hangs.stack_dump import StackDump
+from slipway.launch.rendezvous.messages import KINDS, Stuck
 from slipway.protocol.decoding import MalformedError
 from slipway.protocol.decoding import decode as decode_object
 from slipway.protocol.printable import one_line
@@ -30,13 +30,13 @@ def encode(message: Any) -> bytes:
     return line
 
 
-def stands_line(standing: Standing, *, first: bool) -> bytes:
+def stack_dump_line(dump: StackDump, *, first: bool) -> bytes:
     """The message of where a rank is, with as much of its stack as fits into a line."""
     while True:
         try:
-            return encode(Stands(standing, first))
+            return encode(Stuck(dump, first))
         except ValueError:
-            standing = standing.shorter()
+            dump = dump.shorter()
 
 
 def decode(line: bytes) -> Any:

@@ -32,7 +32,7 @@ from slipway.protocol.printable import one_line, rank_ranges
 
 FIRST_LINE_SECONDS = 3.0
 ASK_SECONDS = 30.0  # after which node 0 asks, once, whether as many nodes are to come
-LOOK_SECONDS = 10.0  # that a name server has to answer
+RESOLVE_SECONDS = 10.0  # that a name server has to answer
 SUCCEED_SECONDS = 3.0  # that a successor waits for those that asked it to lead; some may have found node 0 meanwhile
 SETTLE_SECONDS = 5.0  # after the first launcher that does not fit, so that the table shows the others too
 TROUBLES = 8  # unreachable neighbours that are listed
@@ -132,7 +132,7 @@ class Coordinator:
         if not name or self._membership.members.keys() - {self._config.node_rank}:  # others have found it
             return
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(RESOLVE_SECONDS):
                 await self._config.network.resolve(name)
         except socket.gaierror as error:
             self._server.broadcast(wire.Waiting(explain_service(name, connection_failure(error))))

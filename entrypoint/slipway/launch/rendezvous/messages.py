@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 
 from slipway.launch.attempt.stops import STOP_WORDS
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
@@ -22,7 +22,7 @@ OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe of `slipway check` found: `what` was looked at, `level` is ok, warning, error or skipped, `advice` says
+    """What a probe of `slipway check` found: `what` was examined, `level` is ok, warning, error or skipped, `advice` says
     what to do about it. `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
     """
 
@@ -204,7 +204,7 @@ class Led:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How the rendezvous stands, to be printed."""
+    """The state of the rendezvous, to be printed."""
 
     line: str
 
@@ -376,15 +376,15 @@ class Stopping:
 
 
 @dataclass(frozen=True)
-class Stands:
+class Stuck:
     """Nothing moves on the sender's node any more; where one of its ranks is. `first`: the first of those that are sent now."""
 
-    standing: Standing
+    dump: StackDump
     first: bool
 
 
 @dataclass(frozen=True)
-class Moves:
+class Moving:
     """Something moves again on the sender's node."""
 
 
@@ -402,6 +402,6 @@ KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Greeting, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
-        *(Start, Successor, Peer, End, Report, News, Stopping, Ending, Stands, Moves, Ping, Pong),
+        *(Start, Successor, Peer, End, Report, News, Stopping, Ending, Stuck, Moving, Ping, Pong),
     )
 }

@@ -22,14 +22,14 @@ from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchErr
 if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; a single node never needs it
     import asyncio
 
-    from slipway.launch.hangs.standing import Standing
+    from slipway.launch.hangs.stack_dump import StackDump
     from slipway.launch.rendezvous.messages import Peer, Stopping
     from slipway.launch.rendezvous.server import Rule
     from slipway.launch.verdict.restarts import Ending
 
 __all__ = ["Go", "NodeInfo", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
-GLANCE_SECONDS = 0.1  # between two looks at `stopped` while waiting
+POLL_SECONDS = 0.1  # between polls of `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
 YIELD_SECONDS = 10.0  # that node 0 follows the launcher which leads in its place before it offers to lead again
 ANNOUNCE_SECONDS = 5.0  # between two times that this one tells node 0 that it leads
@@ -105,15 +105,15 @@ class Rendezvous:
         """The launchers of this attempt, this one among them, where they brought findings with them: as told so far."""
         return self._client.peers
 
-    def compare(self, standings: "Sequence[Standing] | None") -> "Sequence[Standing] | None":
+    def compare(self, dumps: "Sequence[StackDump] | None") -> "Sequence[StackDump] | None":
         """Tell where the ranks of this node stand (None: they move); on node 0 where all ranks do, once none moves any more."""
-        self._loop.call_soon_threadsafe(self._client.compare, standings)
-        return self._server.standings()
+        self._loop.call_soon_threadsafe(self._client.compare, dumps)
+        return self._server.dumps()
 
     @property
-    def standings(self) -> "Sequence[Standing] | None":
+    def dumps(self) -> "Sequence[StackDump] | None":
         """On node 0 where all ranks stand, once none moves any more; this node's own may be through."""
-        return self._server.standings()
+        return self._server.dumps()
 
     def correct(self, outcome: Outcome) -> None:
         """On node 0, while it waits in `report`: how it ended is another thing after all."""
@@ -192,7 +192,7 @@ class Rendezvous:
 
     def _rest(self, future: concurrent.futures.Future[Any]) -> None:
         """Wait until the work is done, or it is time to look at something else."""
-        concurrent.futures.wait((future,), timeout=GLANCE_SECONDS)
+        concurrent.futures.wait((future,), timeout=POLL_SECONDS)
 
     def _run(self) -> None:
         import asyncio

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from slipway.launch.hangs.standing import Standing
+from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
@@ -65,9 +65,9 @@ class State:
     places: dict[int, int] = field(default_factory=dict)
     start: wire.Start | None = None
     processes: int = 0  # of each node
-    standings: dict[int, tuple[Standing, ...]] = field(default_factory=dict)  # of nodes that stand still
+    dumps: dict[int, tuple[StackDump, ...]] = field(default_factory=dict)  # of nodes that stand still
     # Of nodes that have not reported all their ranks yet.
-    telling: dict[int, tuple[Standing, ...]] = field(default_factory=dict)
+    telling: dict[int, tuple[StackDump, ...]] = field(default_factory=dict)
 
     def start_of(self, node_rank: int) -> wire.Start:
         """What a launcher receives at the start: its place, or that it is a spare node."""
@@ -160,19 +160,19 @@ class Server:
             self.broadcast(wire.News(outcome), but=outcome.node_rank)
         self.wake()
 
-    def standings(self) -> tuple[Standing, ...] | None:
+    def dumps(self) -> tuple[StackDump, ...] | None:
         """Where all ranks stand, once those of every node stand still or are through. May be called from another thread."""
         state = self.state
-        membership, standings, outcomes = state.membership, dict(state.standings), dict(state.outcomes)
-        if not (state.running and membership and standings) or state.failed:
+        membership, dumps, outcomes = state.membership, dict(state.dumps), dict(state.outcomes)
+        if not (state.running and membership and dumps) or state.failed:
             return None
-        found: list[Standing] = []
+        found: list[StackDump] = []
         for node_rank, place in dict(state.places).items():
             if node_rank in outcomes:
                 ranks = range(place * state.processes, (place + 1) * state.processes)
-                found += (Standing(rank, node_rank, "has left") for rank in ranks)
-            elif node_rank in standings:
-                found += standings[node_rank]
+                found += (StackDump(rank, node_rank, "has left") for rank in ranks)
+            elif node_rank in dumps:
+                found += dumps[node_rank]
             else:
                 return None
         return tuple(found)
@@ -431,14 +431,14 @@ class Server:
         elif isinstance(message, wire.Report) and self.state.running and node_rank in self.state.places:
             own = message.outcome
             self.take(replace(own, node_rank=node_rank, host=member.info.host, time=own.time - member.offset))
-        elif isinstance(message, wire.Stands):
+        elif isinstance(message, wire.Stuck):
             known = () if message.first else self.state.telling.get(node_rank, ())
-            known = (*known, replace(message.standing, node_rank=node_rank))[:RANKS]
+            known = (*known, replace(message.dump, node_rank=node_rank))[:RANKS]
             self.state.telling[node_rank] = known
             if len(known) == self.state.processes:
-                self.state.standings[node_rank] = known
-        elif isinstance(message, wire.Moves):
-            self.state.standings.pop(node_rank, None)
+                self.state.dumps[node_rank] = known
+        elif isinstance(message, wire.Moving):
+            self.state.dumps.pop(node_rank, None)
         elif isinstance(message, wire.Stopping) and not (self.state.running and self._is_idle(node_rank)):
             self._hear_stop(replace(message, node_rank=node_rank, host=member.info.host), member)
 

@@ -251,7 +251,7 @@ class GpuUse:
 
 
 PATIENCE = 60.0  # s; what is held longer than that is held by other processes, or for good
-PAUSE = 0.5  # s between two looks
+PAUSE = 0.5  # s between polls
 SLACK = 256 << 20  # bytes; less than a process needs that has but started CUDA
 
 

@@ -35,7 +35,7 @@ class Milestones:
         self._moved = now  # when something moved last, of a script
         self._beat: Beat | None = None  # the newest of the first rank
 
-    def look(self, now: float, *, started: bool, ending: bool, still: float = 0.0) -> None:
+    def poll(self, now: float, *, started: bool, ending: bool, still: float = 0.0) -> None:
         """Take what there is to see: whether the workers run, whether they are to end, and for how long nothing moved."""
         if started and self.started is None:
             self.started = now
@@ -111,7 +111,7 @@ class Books:
         self._failures = self._failures or run.node(self._node_rank).failures()
         self._run, self._milestones = run, None
 
-    def look(self, milestones: Milestones) -> None:
+    def poll(self, milestones: Milestones) -> None:
         """An attempt continues."""
         self._milestones = milestones
         if self._clock.monotonic() - self._written >= EVERY:

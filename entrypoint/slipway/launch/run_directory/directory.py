@@ -443,7 +443,7 @@ def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     for file in files:
         try:
             regular = stat.S_ISREG(os.lstat(file).st_mode)
-        except OSError:  # it is gone, or may not be looked at
+        except OSError:  # it is gone, or may not be read
             continue
         if not regular:
             yield file, "is not a regular file"

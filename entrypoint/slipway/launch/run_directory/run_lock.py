@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slipway.launch.attempt.stops import Stops
 
 TOUCH = 1.0  # s between two signs of life
-LOOK = TOUCH / 4  # s between two looks for a sign of life
+POLL = TOUCH / 4  # s between polls for a heartbeat
 STILL = 15.0  # s without one after which a launcher that cannot be seen is dead; a busy disk delays them by seconds
 
 
@@ -64,9 +64,9 @@ def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STI
         return start_ticks(holder.pid) == holder.started
     seen = _touched(file)
     for _ in range(
-        math.ceil(patience / LOOK) if seen else 0
-    ):  # looks, not seconds: this process may be frozen meanwhile
-        if stopped(LOOK):
+        math.ceil(patience / POLL) if seen else 0
+    ):  # polls, not seconds: this process may be frozen meanwhile
+        if stopped(POLL):
             return True
         if (now := _touched(file)) != seen:
             return bool(now)

@@ -132,15 +132,15 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
         phase = Phase.TRAIN
         context.beat(phase)
         enforce_budget(training, training.numbers.late())
-        training.verification.look(training.step)
-        training.replays.look(training.step)
-        training.stragglers.look()
+        training.verification.check(training.step)
+        training.replays.check(training.step)
+        training.stragglers.check()
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report_step(training, rate, metrics, progress, ended_epoch)
-        if training.tracing.look(ends_trace(training)):
+        if training.tracing.poll(ends_trace(training)):
             progress.restart(training.step)
         if is_save_due(training):
             enforce_budget(training, int(training.numbers.in_row))

@@ -140,7 +140,7 @@ class Replays:
             except Exception as error:  # whatever it is, the others wait for this rank
                 self._kept = error
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Call after each step on every rank. Raises WrongArithmeticError or ReplicasDifferError, on all ranks."""
         if not self.active:
             return

@@ -111,7 +111,7 @@ class Verification:
         self._under_way: tuple[torch.Tensor, torch.Tensor, dist.Work] | None = None
         self._steps, self._since = 0, 0.0
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Call after each step on every rank. Raises ReplicasDifferError, on all ranks, within three steps of a comparison."""
         if self._every == AUTO:
             self._choose()

@@ -84,7 +84,7 @@ class Stragglers:
         self._said = -SAID  # when this rank warned last
         self.found: Straggler | None = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """After each step, by every rank."""
         if self._group is None:
             return

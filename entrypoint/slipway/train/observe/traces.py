@@ -28,7 +28,7 @@ from slipway.protocol.files import CLOCKS_FILE, held_folder, rank_trace, write_j
 from slipway.train.worker.place import silent_stdout
 
 MOST_RANKS = 64  # whose traces are kept; a page with more is of no use to anybody
-ROUNDS = 16  # looks at the clocks
+ROUNDS = 16  # readings of the clocks
 HEADER = 2048  # bytes in which a rank tells about its trace
 PIECE = 2**26  # bytes that are sent at once
 LEVEL = 4  # of gzip: a third of the time of the usual one, and a tenth larger

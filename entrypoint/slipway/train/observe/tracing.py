@@ -40,11 +40,11 @@ class Tracing:
         self._seen: object = None
         self._looks = place.rank == 0 and place.run_dir == place.node_dir.parent
         if self._looks:
-            context.flag.wanted = self._look
+            context.flag.wanted = self._poll
             with suppress(OSError):
                 touch_run_file(self._folder / TRACEABLE)
 
-    def _look(self) -> int:
+    def _poll(self) -> int:
         """How many steps a request asks for that nobody has taken; it is taken with that."""
         try:
             (self._folder / TRACE_WANTED).stat()
@@ -72,7 +72,7 @@ class Tracing:
         self._recording = Recording(step, on_gpu, rank < MOST_RANKS)
         self._tell("tracing", step=step)
 
-    def look(self, ends: str) -> bool:
+    def poll(self, ends: str) -> bool:
         """After each step, by every rank: write the trace when it is complete, or where it `ends` before that, and why. Returns
         whether it was written.
         """

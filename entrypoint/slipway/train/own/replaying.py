@@ -39,7 +39,7 @@ class OwnReplays:
             None  # the last step at which all ranks computed the same, of this attempt or an earlier one
         )
 
-    def look(self, step: int, work: Work, batch: tuple[Any, ...], every: int | str, snapshots: JobSnapshots) -> None:
+    def check(self, step: int, work: Work, batch: tuple[Any, ...], every: int | str, snapshots: JobSnapshots) -> None:
         """Replay `batch` if it is the first of this `step`, and one that is due; by all ranks.
 
         Raises what ends the process where a rank computes wrongly, and ConfigurationError.
@@ -51,7 +51,7 @@ class OwnReplays:
             self._replays.keep(step, batch)
             found: ReplicasDifferError | WrongArithmeticError | None = None
             try:
-                self._replays.look(step)
+                self._replays.check(step)
             except (ReplicasDifferError, WrongArithmeticError) as error:
                 found = error
             if found:  # here, so that what follows is not its consequence in a traceback

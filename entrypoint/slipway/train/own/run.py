@@ -269,7 +269,7 @@ class ResumableRun:
         if self._over or os.getpid() != self._process:
             return
         with self._told((*EXPLAINED, ExplainedError)):
-            self._replays.look(self.step, work, batch, every, self._snapshots)
+            self._replays.check(self.step, work, batch, every, self._snapshots)
 
     def warm_up(self, work: Callable[[], Any]) -> None:
         """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.

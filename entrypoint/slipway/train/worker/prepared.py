@@ -28,7 +28,7 @@ from slipway.protocol.phases import Phase
 if TYPE_CHECKING:
     from slipway.train.worker.context import Context  # torch takes a second, and a command may only want `cache_folder`
 
-POLL = 0.2  # seconds between two looks of the processes that wait
+POLL = 0.2  # seconds between polls of the processes that wait
 MAKING = "slipway-making"  # in the names of temporary folders, so that nobody else's hidden folder is taken for one
 # Seconds after which a temporary folder is nobody's any more. Its time stands still while a folder in it is filled, and
 # nothing takes that long to make.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipway.launch.attempt import job_wide as module
-from slipway.launch.attempt.job_wide import Spare, lasting_variables
+from slipway.launch.attempt.job_wide import WarmStandby, lasting_variables
 from slipway.process.standby import take_numbers
 from slipway.process.tree import FILES, Forked, OwnProcesses
 from slipway.process.warm import is_forkable
@@ -23,13 +23,13 @@ WORDS = ("python", "-m", "slipway.process.agent", "1")
 
 
 @pytest.fixture
-def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
+def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmStandby]:
     """One that is wanted, and kills nothing."""
     monkeypatch.setattr(module, "ANSWER", 0.3)
     own = OwnProcesses()
     monkeypatch.setattr(own, "end", lambda: None)
-    with Spare(own, wanted=True) as spare:
-        yield spare
+    with WarmStandby(own, wanted=True) as standby:
+        yield standby
 
 
 def answer(link: socket.socket, told: list[Any], says: bytes) -> None:
@@ -46,29 +46,31 @@ def answer(link: socket.socket, told: list[Any], says: bytes) -> None:
         link.sendall(says)
 
 
-def ask(spare: Spare, says: bytes, environ: dict[str, str], files: dict[int, int]) -> tuple[Forked | None, list[Any]]:
+def ask(
+    standby: WarmStandby, says: bytes, environ: dict[str, str], files: dict[int, int]
+) -> tuple[Forked | None, list[Any]]:
     """What comes of a request to a process that began with ENVIRON and says this, and what that was told."""
-    link = spare.offer(ENVIRON)
+    link = standby.offer(ENVIRON)
     assert link
     told: list[Any] = []
     link.sendall(f"{os.getpid()}\n".encode())
     thread = threading.Thread(target=answer, args=(link, told, says), daemon=True)
     thread.start()
-    forked = spare.fork(WORDS, environ, files)
-    if spare.pid is None:
+    forked = standby.fork(WORDS, environ, files)
+    if standby.pid is None:
         thread.join()
     link.close()
     return forked, told
 
 
-def test_it_is_sent_words_variables_and_files_under_their_numbers(spare: Spare, tmp_path: Path) -> None:
+def test_it_is_sent_words_variables_and_files_under_their_numbers(standby: WarmStandby, tmp_path: Path) -> None:
     large = ENVIRON | {"SLIPWAY_ATTEMPT": "2", "SLIPWAY_PREVIOUS_OUTCOME": "x" * 300_000}
     with (tmp_path / "log").open("w") as log:
-        forked, told = ask(spare, b"77\n", large, {1: log.fileno(), 9: log.fileno()})
+        forked, told = ask(standby, b"77\n", large, {1: log.fileno(), 9: log.fileno()})
     assert forked
     assert forked.pid == 77
     assert told == [{"words": [*WORDS], "environ": large, "files": [1, 9]}, [str(tmp_path / "log")] * 2]
-    assert spare.pid == os.getpid(), "it stays for the next one"
+    assert standby.pid == os.getpid(), "it stays for the next one"
 
 
 @pytest.mark.parametrize(
@@ -81,37 +83,39 @@ def test_it_is_sent_words_variables_and_files_under_their_numbers(spare: Spare, 
         (b"77\n", ENVIRON, FILES + 1),
     ],
 )
-def test_where_it_is_of_no_use_it_is_given_up(spare: Spare, says: bytes, environ: dict[str, str], files: int) -> None:
-    assert ask(spare, says, environ, dict.fromkeys(range(files), 0))[0] is None
-    assert spare.pid is None
+def test_where_it_is_of_no_use_it_is_given_up(
+    standby: WarmStandby, says: bytes, environ: dict[str, str], files: int
+) -> None:
+    assert ask(standby, says, environ, dict.fromkeys(range(files), 0))[0] is None
+    assert standby.pid is None
 
 
-def test_one_that_ended_is_not_asked(spare: Spare) -> None:
-    link = spare.offer(ENVIRON)
+def test_one_that_ended_is_not_asked(standby: WarmStandby) -> None:
+    link = standby.offer(ENVIRON)
     assert link
     link.sendall(b"12345678\n")
-    spare.look()
-    assert spare.pid == 12345678
+    standby.poll()
+    assert standby.pid == 12345678
     link.close()
-    assert spare.fork(WORDS, ENVIRON, {}) is None
-    assert spare.pid is None
+    assert standby.fork(WORDS, ENVIRON, {}) is None
+    assert standby.pid is None
 
 
-def test_one_that_is_stopped_is_ended(spare: Spare) -> None:
-    link = spare.offer(ENVIRON)
+def test_one_that_is_stopped_is_ended(standby: WarmStandby) -> None:
+    link = standby.offer(ENVIRON)
     assert link
     process = subprocess.Popen(["sh", "-c", "kill -STOP $$; sleep 60"])
     os.waitpid(process.pid, os.WUNTRACED)
     link.sendall(f"{process.pid}\n".encode())
-    spare.look()
-    assert spare.pid is None
+    standby.poll()
+    assert standby.pid is None
     assert process.wait(10) < 0
     link.close()
 
 
 def test_none_is_left_behind_where_none_is_wanted() -> None:
-    assert Spare(OwnProcesses(), wanted=False).offer(ENVIRON) is None
-    assert Spare(OwnProcesses(), wanted=False).fork(WORDS, ENVIRON, {}) is None
+    assert WarmStandby(OwnProcesses(), wanted=False).offer(ENVIRON) is None
+    assert WarmStandby(OwnProcesses(), wanted=False).fork(WORDS, ENVIRON, {}) is None
 
 
 def test_what_differs_from_attempt_to_attempt_does_not_count() -> None:

@@ -1,8 +1,8 @@
 """A process that was started as the next attempt's script, and waits before the script's first line with torch imported.
 
-It is started with a worker's command. slipway.pth (watcher.py) calls `park` before Python reads the script. A process that is
-forked from this one returns from `park`, and then Python itself runs the script. So arguments, sys.path, `__main__` and flags are
-those of a cold start. The launcher starts this process once the ranks of an attempt have imported torch
+It is started with a worker's command. slipway.pth (watcher.py) calls `stand_by` before Python reads the script. A process that
+is forked from this one returns from `stand_by`, and then Python itself runs the script. So arguments, sys.path, `__main__` and
+flags are those of a cold start. The launcher starts this process once the ranks of an attempt have imported torch
 (launch/attempt/job_wide.py).
 """
 
@@ -27,7 +27,7 @@ AGENTS = (
 NICE = 10  # of the thread that imports
 
 
-def park(words: str) -> None:
+def stand_by(words: str) -> None:
     """Wait for attempts. Returns in a worker, whose script follows; an agent ends here.
 
     `words`: the numbers of the link to the launcher, of the launcher's process and of a file with the modules that the script's

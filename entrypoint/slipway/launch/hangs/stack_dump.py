@@ -1,4 +1,4 @@
-"""Where a rank stands: its stack, and the collectives that it began. Made of what its watcher answers; pure.
+"""A rank's stack dump: its stack, and the collectives that it began. Made from its watcher's answer; pure.
 
 Strings come from somebody's program: they are cut to a length, and whoever prints them makes them printable.
 """
@@ -84,8 +84,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a rank stands. `state`: what is odd about its process, as people say it; `frames`: of its main thread, innermost
+class StackDump:
+    """Where a rank is. `state`: what is odd about its process, as people say it; `frames`: of its main thread, innermost
     first; `groups`: those of its calls, and some more; `cores`: how many it kept busy since the job stood still; `store`: that it
     waits for a store that is not torchrun's, and what to do, as `other_store` says it; empty where it does not.
     """
@@ -101,7 +101,7 @@ class Standing:
 
     @property
     def place(self) -> str:
-        """Where it stands, in the user's own words: the innermost line of the program itself."""
+        """Where it is, in terms of the user's program: its innermost line there."""
         frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
         if frame is None:
             return self.state or "does not answer"
@@ -134,7 +134,7 @@ class Standing:
                 left_out += 1
         return lines
 
-    def shorter(self) -> "Standing":
+    def shorter(self) -> "StackDump":
         """The same with half of its frames, collectives and groups, the less important ones left out."""
         groups = self.groups[: len(self.groups) // 2]
         known = {group.name for group in groups}
@@ -173,10 +173,10 @@ def runs_of(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...]:
     return tuple(runs)
 
 
-def read_standing(
+def read_stack_dump(
     rank: int, node_rank: int, answer: Mapping[str, Any], cores: float = 0.0, state: str = ""
-) -> Standing:
-    """A rank's standing by what its watcher answered to `all`, or py-spy of it. Raises ValueError where that makes no sense."""
+) -> StackDump:
+    """A rank's stack dump from its watcher's answer to `all`, or from py-spy. Raises ValueError if that makes no sense."""
     try:
         members = {str(name)[:TEXT]: tuple(map(_whole, ranks)) for name, ranks in answer["members"].items()}
         last = {str(name)[:TEXT]: _whole(number) for name, number in answer["last"].items()}
@@ -194,7 +194,7 @@ def read_standing(
     groups = [Group(name, runs_of(members.get(name, ())), last.get(name, 0)) for name in dict.fromkeys([*order, *last])]
     told = tuple(group for group in groups if len(group.runs) <= RUNS)[:GROUPS]
     known = {group.name for group in told}
-    return Standing(
+    return StackDump(
         rank, node_rank, state, frames[:DEPTH], tuple(call for call in kept if call.group in known), told, cores, store
     )
 

@@ -1,4 +1,4 @@
-"""The parked process and the launcher's side of it together, with an agent that only tells what it was given."""
+"""The standby and the launcher's side of it together, with an agent that only tells what it was given."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 LAUNCHER = """
 import json, os, signal, sys, time
 from slipway.launch.attempt import job_wide
-from slipway.launch.attempt.job_wide import Spare
+from slipway.launch.attempt.job_wide import WarmStandby
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, lives, send_signal, trees
 from slipway.process.standby import fork_standby
@@ -33,25 +33,25 @@ job_wide.ANSWER = 60.0
 launcher, out = os.getpid(), os.dup(1)
 adopt_orphans()
 os.environ["B"] = "of the first attempt"
-with Spare(OwnProcesses(), wanted=True) as spare:
-    with spare.offer({}) as theirs:
+with WarmStandby(OwnProcesses(), wanted=True) as standby:
+    with standby.offer({}) as theirs:
         agent = os.fork()
         if not agent:
             work = fork_standby(theirs.fileno(), launcher, [], begin)
             os._exit(work() if work else 0)
     os.waitpid(agent, 0)
-    while spare.pid is None:
-        spare.look()
+    while standby.pid is None:
+        standby.poll()
     for attempt in ("2", "3"):
         with open(os.devnull) as nothing:
             files = {0: nothing.fileno(), 1: out, 2: out, 40: out}
-            forked = spare.fork(("python", "-m", "slipway.process.agent", attempt), {"SLIPWAY_A": attempt}, files)
+            forked = standby.fork(("python", "-m", "slipway.process.agent", attempt), {"SLIPWAY_A": attempt}, files)
         say(code=forked.wait(60), below=count())
     if "kill" in sys.argv:
-        send_signal([spare.pid], signal.SIGKILL)
-        while spare.pid is not None:
-            spare.look()
-        say(forked=spare.fork(("python",), {}, {}) is not None)
+        send_signal([standby.pid], signal.SIGKILL)
+        while standby.pid is not None:
+            standby.poll()
+        say(forked=standby.fork(("python",), {}, {}) is not None)
 say(below=count())
 """
 
@@ -74,7 +74,7 @@ def test_agents_are_the_launchers_own_children_with_its_words_variables_and_file
         assert agent["leads"], "a session"
         assert set(agent["files"]) - {0, 1, 2, 40} <= {3}, "the listing's own"
         assert agent["line"][:1] == ["slipway.process.agent"]
-        assert after == {"code": 7, "below": 1}, "the parked one stays"
+        assert after == {"code": 7, "below": 1}, "the standby stays"
     assert told[-1] == {"below": 0}
 
 
