@@ -28,23 +28,23 @@ def exit_codes() -> Iterator[str]:
     """The lines of exit-codes.md."""
     yield from ["# Exit codes", "", WRITTEN, ""]
     yield "The exit codes of the launcher. Manifests, sbatch files and these pages are tested against this table"
-    yield "([`EXITS`](../entrypoint/slipway/protocol/errors.py)). `outcome.json` in the run directory has the word and the"
-    yield "reason."
+    yield "([`EXITS`](../entrypoint/slipway/protocol/errors.py)). `outcome.json` in the run directory contains the word from"
+    yield "the second column, and the reason."
     yield from ["", "| code | word | meaning | a scheduler should |", "| --- | --- | --- | --- |"]
     yield from (f"| {code} | {row.word} | {row.meaning} | {row.then} |" for code, row in EXITS.items())
     yield from [
         "",
-        "Your own script may end with any code: every code except 0 becomes 1, and the reason has the original code. There are",
-        "two exceptions: errors of NCCL and CUDA about the node or a setting ([77 and 78](ddp.md#errors-of-nccl)), and the",
-        "time-out of a collective ([76](own-script.md#when-it-fails)).",
+        "Your own script may end with any code. Slipway turns every code except 0 into 1, and the reason in `outcome.json`",
+        "names the original code. There are two exceptions: errors of NCCL and CUDA about the node or a setting",
+        "([77 and 78](ddp.md#errors-of-nccl)), and the time-out of a collective ([76](own-script.md#when-it-fails)).",
     ]
     yield "If the launcher itself is killed, its container or shell reports 137 (SIGKILL) or 143 (SIGTERM)."
     yield from [
         "",
-        "[Slurm](../slurm/README.md) and [Kubernetes](../k8s/README.md) react to these codes. After 1 and 76, Slipway itself",
-        "first restarts the job ([fault tolerance](fault-tolerance.md)), your own script only with `--max-restarts N`. The",
+        "[Slurm](../slurm/README.md) and [Kubernetes](../k8s/README.md) react to these codes. After 1 and 76, Slipway first",
+        "restarts the job itself ([fault tolerance](fault-tolerance.md)). It restarts your own script only with",
+        "`--max-restarts N`. The launcher ends with one of these codes only when it does not restart the job again.",
     ]
-    yield "launcher ends with one of these codes only when it does not restart the job again."
 
 
 def settings() -> Iterator[str]:

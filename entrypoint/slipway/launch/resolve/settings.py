@@ -139,8 +139,8 @@ SETTINGS = (
         "--master-port",
         "29500",
         _number(0, 65_534),
-        "Port on node 0 for the rendezvous of the launchers; torchrun's store uses the next port. A single node uses a free "
-        "port.",
+        "Port on node 0 where the launchers meet before training; torchrun's store uses the next port. A job on a single "
+        "node uses a free port.",
         "PORT",
     ),
     Setting(
