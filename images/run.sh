@@ -14,7 +14,7 @@ containers_see_gpus() { docker info --format '{{json .Runtimes}}' | grep --quiet
 in_checkout() {
     say "$1"
     shift
-    make --no-print-directory setup
+    make --silent --no-print-directory setup
     exec .venv/bin/slipway "$@"
 }
 

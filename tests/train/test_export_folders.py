@@ -160,7 +160,7 @@ def test_only_what_others_can_read_is_exported(train: Start, tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match=r"trained by linear.*Export a run of gpt"):
         export_run(run, tmp_path / "model")
     shutil.rmtree(run / "snapshots")
-    with pytest.raises(ConfigurationError, match="has no snapshot that can be loaded; it holds no snapshot"):
+    with pytest.raises(ConfigurationError, match=r"has no snapshot\."):
         export_run(run, tmp_path / "model")
     save_snapshot(run / "snapshots", Snapshot(2, state={}, tensors={"model": {"weight": torch.ones(1)}}), keep=1)
     with pytest.raises(ConfigurationError, match=r"step-00000002 does not say its data: .* other than `fit`"):

@@ -88,14 +88,44 @@ def test_an_executable_keeps_the_process_and_its_signals() -> None:
         (["./absent"], "neither a command"),
         (["plain.txt"], "slipway run plain.txt"),
         (["-m"], "name of a module"),
+        (["-m", "nosuchmod"], "There is no module nosuchmod. Python searches"),
+        (["-m", "pack"], "pack is a package without __main__.py"),
+        (["-m", "pack.trian", "--lr", "1"], "There is no module pack.trian. Did you mean pack.train?"),
+        (["-m", "pack.train.more"], "There is no module pack.train.more"),
+        (["run", "pack"], "It is a folder without __main__.py"),
     ],
 )
 def test_a_word_that_means_nothing_is_78(slipway: Slipway, tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "plain.txt").touch()
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", "train"):
+        (tmp_path / f"pack/{name}.py").touch()
     answer = slipway(*words)
     assert answer.code == 78
     assert says in answer.err
     assert len(answer.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["json.tool", "alone", "pack", "pack.train", "space.train", "far.train", "pack.space.train", "moved.train"],
+)
+def test_a_module_that_python_finds_or_may_find_is_started(slipway: Slipway, tmp_path: Path, module: str) -> None:
+    for name in ("pack/__init__", "pack/__main__", "pack/train", "space/train", "pack/space/train", "there/far/train"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "alone.py").touch()
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved/__init__.py").write_text("__path__ = ['elsewhere']")
+    answer = slipway("plan", "-m", module, PYTHONPATH=str(tmp_path / "there"))
+    assert answer.code == 0, answer.err
+
+
+def test_a_group_of_commands_alone_shows_its_help(slipway: Slipway) -> None:
+    answer = slipway("data")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("Usage: slipway data")
+    assert "Error" not in answer.err
 
 
 def test_help_is_shown_alone_and_asked_for(slipway: Slipway) -> None:

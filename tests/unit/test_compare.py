@@ -85,10 +85,17 @@ def test_the_table_says_who_differs_in_what() -> None:
         "  what                    value                         nodes",
         "  arguments               --epochs 2                    0, 2 (gpu07, gpu09)",
         "                          --epochs 3                    1 (gpu08)",
+        f"{'':26}(type the same command on all nodes)",
         "  processes per node      2                             0, 1 (gpu07, gpu08)",
         "                          8                             2 (gpu09)",
         f"{'':26}(give every node the same number, or --allow-uneven to run with the smallest on all)",
     ]
+
+
+def test_the_nodes_stand_in_one_column_behind_long_values() -> None:
+    table = draw_table(compare({}, {"arguments": ("--out", "a" * 40)}), {0: "gpu07", 1: "gpu08"})
+    assert [table[0].index("nodes"), table[1].index("0 (gpu07)"), table[2].index("1 (gpu08)")] == [74, 74, 74]
+    assert table[3].strip() == "(type the same command on all nodes)"
 
 
 def test_long_arguments_are_cut_to_where_they_differ() -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for
@@ -215,6 +216,17 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> 
         first, *others = next_commands(workload, fleeting=False, stopped=True)
         assert (first == f"slipway {workload.name} --run-dir {{run}} --resume auto{{same}}") == workload.resumes
         assert not any("--resume" in command for command in others)
+
+
+@pytest.mark.parametrize(("step", "stopped"), [(41, True), (None, True), (41, False)])
+def test_a_script_that_was_stopped_with_a_snapshot_is_resumed_by_the_same_command(
+    tmp_path: Path, step: int | None, stopped: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(plan_for(("-m", "own")), make_sources({}), make_devices(), {}, None, make_host())
+    run = SimpleNamespace(path=tmp_path / "my run", newest_step=step)
+    closing.show_next(job, run, fleeting=False, stopped=stopped)  # type: ignore[arg-type]
+    resumes = f"slipway: to resume, type the same command with --run-dir '{tmp_path / 'my run'}' --resume auto\n"
+    assert capfd.readouterr().err == (resumes if step and stopped else "")
 
 
 @pytest.mark.parametrize(

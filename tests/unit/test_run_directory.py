@@ -394,6 +394,27 @@ def test_runs_that_cannot_be_read_are_named_where_the_newest_is_looked_for(
     assert bool(told) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("script", "resume", "said"),
+    [
+        (
+            "my train.py",
+            "auto",
+            "slipway: warning: runs/mine is a run of linear, and --resume auto continues it with my train\n",
+        ),
+        ("linear", "auto", ""),
+        ("my train.py", "none", ""),
+    ],
+)
+def test_a_run_of_another_workload_is_named_before_it_is_continued(
+    script: str, resume: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record("mine")
+    plan, sources = ask(script, resume=resume, run_dir="runs/mine")
+    name_odd_runs(Job(plan, sources, make_devices(), {}, None, make_host()))
+    assert capfd.readouterr().err == said
+
+
 @pytest.mark.parametrize("attempt", [2**53, -1, 1e300, "7", None])
 def test_a_number_of_attempts_that_nobody_made_counts_as_none(attempt: Any) -> None:
     record("mine", attempt=attempt)

@@ -139,9 +139,11 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
         parse_claim(setting, claim)
     assert caught.value.code == CONFIGURATION
     assert f"{name}={text} (from the environment)" in str(caught.value)
-    spares = name == "WORLD_SIZE" and "+" in text
+    nodes = name == "WORLD_SIZE" and {"+", ":"} & {*text}
     says = (
-        r"such as 2\+1|leave them out|are allowed" if spares else f"Type for example {setting.option} {setting.default}"
+        r"such as 2\+1|leave them out|are allowed|Type --nnodes \d+:\d+\.|nnodes 1"
+        if nodes
+        else f"Type for example {setting.option} {setting.default}"
     )
     assert re.search(says, str(caught.value))
 
@@ -177,8 +179,8 @@ def test_a_number_has_bounds_and_the_message_names_them(name: str, least: int, m
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("NPROC_PER_NODE", "a number from 1 to 1024, auto, gpu or cpu are allowed"),
-        ("SLIPWAY_MAX_RESTARTS", "a number from 0 to 1000 or auto are allowed"),
+        ("NPROC_PER_NODE", "a number from 1 to 1024, auto, gpu or cpu is needed"),
+        ("SLIPWAY_MAX_RESTARTS", "a number from 0 to 1000 or auto is needed"),
         ("SLIPWAY_BACKEND", "auto, nccl, gloo, mpi are allowed"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
-from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, spawned
+from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, require_module, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
 from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
 from slipway.launch.resolve.devices import Devices, read_devices
@@ -73,6 +73,9 @@ def read_program(words: Sequence[str], sources: Sources) -> Program:
     named = list(words) or shlex.split(sources.value("WORKLOAD"))
     try:
         workload, arguments = find_workload(named)
+        if named[0] == "-m":
+            claim = sources.variable("PYTHONPATH")
+            require_module(named[1], ["", *(claim.value.split(os.pathsep) if claim else ())])
     except LaunchError as error:
         set_to = "" if words else f"{sources.claim('WORKLOAD').about('WORKLOAD')}: "
         raise LaunchError(f"{set_to}{error}", error.code) from None

@@ -212,6 +212,8 @@ def main() -> None:
 
             error = explain(error, sys.argv[1:], os.environ)
         code, said, show = error.exit_code, error.format_message(), partial(_show, error)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            show = partial(click.echo, said, err=True)
     except click.Abort:
         code, said, show = FAILED, "aborted", partial(click.echo, "Aborted!", err=True)
     except LaunchError as error:

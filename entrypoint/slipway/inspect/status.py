@@ -264,7 +264,7 @@ def _ending(status: Status) -> list[str]:
     word, first = status.outcome.word, status.outcome.first
     if word not in CODES or first is None:
         return ["  ended       without a verdict: its launcher was killed, or the machine went away"]
-    lines = [f"  ended       {heading(word, first.cause)}: {first.place}: {first.evidence}"]
+    lines = [f"  ended       {': '.join(filter(None, (heading(word, first.cause), first.place, first.evidence)))}"]
     if first.time is not None:
         lines.append(f"  when        {utc(first.time)}")
     lines += stack_lines(list(first.stacks))

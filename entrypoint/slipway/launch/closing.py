@@ -116,6 +116,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     error = sys.stderr.fileno()
     # Lines of a log are searched and copied, so they are not folded there.
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
+    if stopped and not job.plan.workload.own and step is not None and not fleeting:
+        say(f"to resume, type the same command with --run-dir {shlex.quote(short_path(run.path))} --resume auto")
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     for command in commands:
         filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))

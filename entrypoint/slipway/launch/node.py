@@ -20,7 +20,7 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import make_plan
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import earlier_ledger
-from slipway.launch.run_directory.directory import odd_records
+from slipway.launch.run_directory.directory import RunDirectory, odd_records
 from slipway.launch.run_directory.run import NoNewRunError, Run, choose_run, claim, place_run, release
 from slipway.launch.run_directory.run_lock import lock_file, refuse_held
 from slipway.launch.verdict.ledger import NOTHING, Ledger
@@ -124,9 +124,14 @@ def hold(stack: ExitStack, store: NoStore, path: Path) -> bool:
 
 
 def name_odd_runs(job: Job) -> None:
-    """Where `--resume auto` looks for the newest run, name those that it skips: one of them may be meant."""
-    named = job.sources.value("SLIPWAY_RUN_DIR") or job.plan.topology.job
-    if job.sources.value("SLIPWAY_RESUME") == "auto" and not named:
+    """With `--resume auto`, name the runs that are skipped in the search for the newest, or a given run of another workload."""
+    if job.sources.value("SLIPWAY_RESUME") != "auto":
+        return
+    if named := job.sources.value("SLIPWAY_RUN_DIR"):
+        known, name = RunDirectory(Path(named)).record.workload, job.plan.workload.name
+        if known not in ("", name):
+            say(f"warning: {named} is a run of {known}, and --resume auto continues it with {name}")
+    elif not job.plan.topology.job:
         for line in odd_records(Path(job.sources.value("SLIPWAY_RUNS"))):
             say(line)
 

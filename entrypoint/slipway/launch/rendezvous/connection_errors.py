@@ -54,7 +54,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "host": "the name server in /etc/resolv.conf cannot be reached; an IP address needs none",
         },
         "refused": {
-            "docker": "node 0 has not started yet, or sits in a bridge network of its own: use --network host on all",
+            "docker": "node 0 has not started yet, listens on another MASTER_PORT, or sits in a bridge network of its own: use "
+            "--network host on all",
             "kubernetes": "node 0's pod is not running yet, or listens on another MASTER_PORT",
             "slurm": "node 0's task has not started yet, or MASTER_PORT differs between the nodes",
             "host": "node 0 has not started yet, has already ended, or listens on another MASTER_PORT",

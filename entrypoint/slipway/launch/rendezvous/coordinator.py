@@ -107,6 +107,7 @@ class Coordinator:
                     return self._membership.enough
                 await self._look_for_service()
                 gave_up = f"{self._describe()}; gave up after {self._config.timeout:.0f} s."
+                gave_up += f" Node 0 listens on port {self._config.port}."
                 raise LaunchError(f"{gave_up} {self._membership.question}".rstrip(), PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))

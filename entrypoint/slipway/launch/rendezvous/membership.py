@@ -298,10 +298,11 @@ def read_optional(name: str) -> Callable[[NodeInfo], str]:
 
 
 PROCESSES, SNAPSHOT = "processes per node", "newest snapshot"
+SAME_COMMAND = "type the same command on all nodes"
 RULES = (
     Rule("WORLD_SIZE (nodes)", True, lambda info: info.nodes, "WORLD_SIZE counts nodes and is the same on all of them"),
-    Rule("workload", True, lambda info: info.workload),
-    Rule("arguments", True, lambda info: shlex.join(info.arguments)),
+    Rule("workload", True, lambda info: info.workload, SAME_COMMAND),
+    Rule("arguments", True, lambda info: shlex.join(info.arguments), SAME_COMMAND),
     Rule(
         PROCESSES,
         True,
@@ -382,14 +383,16 @@ ROWS = 40  # lines of a table; thousands of nodes may differ in thousands of way
 
 def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> tuple[str, ...]:
     """Lines of `what | value | nodes`, bounded in width and number."""
-    lines = [_row("what", "value", "nodes")]
+    rows = [("what", "value", "nodes")]
     for difference in differences:
         name = difference.name
         for value, ranks in zip(_shown([value for value, _ in difference.values]), difference.values, strict=True):
-            lines.append(_row(name, value, _nodes(ranks[1], hosts)))
+            rows.append((name, value, _nodes(ranks[1], hosts)))
             name = ""
         if difference.advice:
-            lines.append(_row("", f"({difference.advice})", ""))
+            rows.append(("", f"({difference.advice})", ""))
+    width = max(28, *(len(value) for _, value, nodes in rows if nodes))
+    lines = [f"  {name:<22}  {value:<{width}}  {nodes}".rstrip() for name, value, nodes in rows]
     if len(lines) > ROWS:
         lines[ROWS:] = [f"  … and {len(lines) - ROWS} lines more"]
     return tuple(lines)
@@ -408,7 +411,3 @@ def _shown(values: list[str]) -> list[str]:
 def _nodes(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> str:
     names = ", ".join(hosts[rank] for rank in ranks[:3])
     return f"{rank_ranges(ranks)} ({names}{', …' if len(ranks) > 3 else ''})"
-
-
-def _row(name: str, value: str, nodes: str) -> str:
-    return f"  {name:<22}  {value:<28}  {nodes}".rstrip()

@@ -9,7 +9,10 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
@@ -179,6 +182,40 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     raise unknown_name(first)
 
 
+def require_module(name: str, folders: Iterable[str]) -> None:
+    """Raise LaunchError (78) if Python will not find a module that is to be run by `-m`. Nothing of it is imported.
+
+    `folders` are searched before this Python's own. What a namespace has, and a package that sets its own `__path__`, is unknown.
+    """
+    path, known = [*folders, *sys.path], ""
+    for part in (*name.split("."), "__main__"):
+        full = f"{known}.{part}".lstrip(".")
+        try:
+            found = PathFinder.find_spec(full, path) or (None if known else find_spec(full))
+        except KeyError:  # a namespace in a package: Python would have to import that
+            return
+        if found is None:
+            near = nearest(full, [module.name for module in iter_modules(path, f"{known}." if known else "")])
+            meant = f" Did you mean {near}?" if near and part != "__main__" else ""
+            what = f"{known} is a package without __main__.py" if part == "__main__" else f"There is no module {full}"
+            raise LaunchError(
+                f"{what}.{meant} Python searches {Path.cwd()}, PYTHONPATH and {sys.prefix}; nothing was started."
+            )
+        if not found.submodule_search_locations:
+            if full == name:
+                return
+            path = []
+        elif (
+            not found.origin
+            or not Path(found.origin).is_file()
+            or "__path__" in Path(found.origin).read_text(errors="replace")
+        ):
+            return
+        else:
+            path = list(found.submodule_search_locations)
+        known = full
+
+
 def _require_python(file: str) -> None:
     """Raise LaunchError for a file that says itself that it is something else."""
     try:
@@ -224,6 +261,8 @@ def unknown_name(name: str, commands: Iterable[str] = (), runtime: str = "host",
         if script
         else ""
     )
+    if Path(name).is_dir():
+        program = " It is a folder without __main__.py: give the script in it that is to be run."
     listed = f" Commands are {', '.join(commands)}." if commands else ""
     return LaunchError(
         f"{name!r} is neither a command, a workload, a .py file, -m MODULE nor a program.{program}{meant} "

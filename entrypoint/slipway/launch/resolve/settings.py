@@ -78,7 +78,7 @@ def _nodes(text: str) -> NodeCount:
     low, colon, high = text.partition(":")
     least, most = (number(part) for part in (low, high if colon else low))
     if least > most:
-        raise ValueError("MIN:MAX is needed, the smaller number of nodes first")
+        raise ForeignValueError(f"MIN:MAX is needed, the smaller number of nodes first. Type --nnodes {high}:{low}")
     return NodeCount(least, most)
 
 
@@ -90,7 +90,7 @@ def _number_or(low: int, high: int, *words: str) -> Callable[[str], int | str]:
             return _number(low, high)(text)
         except ValueError:
             allowed = ", ".join([f"a number from {low} to {high}", *words[:-1]])
-            raise ValueError(f"{allowed} or {words[-1]} are allowed") from None
+            raise ValueError(f"{allowed} or {words[-1]} is needed") from None
 
     return parse
 

@@ -140,7 +140,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     environ = dict(os.environ)
     env_file, others = split_env_file(path) if options.get("env_file") or is_file else ({}, {})
     known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
-    slips = (*misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
+    folder = there and not is_file and path.is_dir() and not (path / "pyvenv.cfg").exists()
+    no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
+    slips = (*no_file, *misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
     sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
