@@ -102,7 +102,7 @@ def find_snapshot(run: Path, step: int | None) -> tuple[Path, Snapshot]:
     found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL]) if step is None else None
     if found is None:
         kept = ", ".join(path.name for path in reversed(list_snapshots(run / SNAPSHOTS)))
-        which = f"of step {step}; it has {kept}" if step is not None else f"that can be loaded; it has {kept}"
+        which = f"of step {step}; it holds {kept}" if step is not None else f"that can be loaded; it holds {kept}"
         raise ConfigurationError(f"{run} has no snapshot {which}." if kept else f"{run} has no snapshot.")
     return found
 
