@@ -13,6 +13,13 @@ UNDERSCORES = [f"--{word[2:].replace('-', '_')}" if word.startswith("--") else w
 EQUALS = ["--nnodes=2", "--node_rank=1", "--nproc-per-node=3", "--master_addr=n0", "--master-port=1234"]
 
 
+@pytest.fixture(autouse=True)
+def _package(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("__init__", "__main__", "main"):
+        (tmp_path / f"pkg/{name}.py").touch()
+
+
 def read(slipway: Slipway, *words: str, **environ: str) -> tuple[dict[str, object], list[str]]:
     answer = slipway("plan", "--json", *words, **environ)
     assert answer.code == 0, answer.err

@@ -41,7 +41,8 @@ PLACES = {
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path) -> None:
-    for name in ("train.py", "train", "program"):
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "train", "program", "pkg/__init__.py", "pkg/train.py"):
         (tmp_path / name).write_text("")
     (tmp_path / "program").chmod(0o755)
 
