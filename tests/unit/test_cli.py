@@ -92,6 +92,7 @@ def test_an_executable_keeps_the_process_and_its_signals() -> None:
         (["-m", "pack"], "pack is a package without __main__.py"),
         (["-m", "pack.trian", "--lr", "1"], "There is no module pack.trian. Did you mean pack.train?"),
         (["-m", "pack.train.more"], "There is no module pack.train.more"),
+        (["-m", ".train"], "There is no module '.train'"),
         (["run", "pack"], "It is a folder without __main__.py"),
     ],
 )

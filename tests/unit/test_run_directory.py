@@ -394,6 +394,11 @@ def test_runs_that_cannot_be_read_are_named_where_the_newest_is_looked_for(
     assert bool(told) == bool(said)
 
 
+def test_the_finished_run_of_another_workload_is_not_taken_for_this_ones_end() -> None:
+    record("mine", workload="vision", word="finished")
+    assert choose(resume="auto", run_dir="runs/mine").path.name == "mine"
+
+
 @pytest.mark.parametrize(
     ("script", "resume", "said"),
     [

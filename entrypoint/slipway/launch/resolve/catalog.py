@@ -191,13 +191,20 @@ def require_module(name: str, folders: Iterable[str]) -> None:
     for part in (*name.split("."), "__main__"):
         full = f"{known}.{part}".lstrip(".")
         try:
-            found = PathFinder.find_spec(full, path) or (None if known else find_spec(full))
-        except KeyError:  # a namespace in a package: Python would have to import that
+            found = part and (PathFinder.find_spec(full, path) or (None if known else find_spec(full)))
+        except (
+            KeyError,
+            ValueError,
+        ):  # a namespace in a package, which Python would have to import; no name of a module
             return
-        if found is None:
+        if not found:
             near = nearest(full, [module.name for module in iter_modules(path, f"{known}." if known else "")])
             meant = f" Did you mean {near}?" if near and part != "__main__" else ""
-            what = f"{known} is a package without __main__.py" if part == "__main__" else f"There is no module {full}"
+            what = (
+                f"{known} is a package without __main__.py"
+                if part == "__main__"
+                else f"There is no module {full or repr(name)}"
+            )
             raise LaunchError(
                 f"{what}.{meant} Python searches {Path.cwd()}, PYTHONPATH and {sys.prefix}; nothing was started."
             )

@@ -214,8 +214,8 @@ def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = 
 
 def is_finished(path: Path, plan: Plan) -> bool:
     """Whether the run in a folder has finished what this plan asks for."""
-    run = RunDirectory(path)
-    return run.outcome.word == Word.FINISHED and run.record.arguments == plan.arguments
+    run, same = RunDirectory(path), (plan.workload.name, plan.arguments)
+    return run.outcome.word == Word.FINISHED and (run.record.workload, run.record.arguments) == same
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
