@@ -9,22 +9,32 @@ from stand_in_rules import Rules
 
 Run = Callable[..., Launcher]
 
-# Rank 0 waits for rank 1, which the argument says what it does.
+# Rank 0 waits for rank 1, which the argument says what it does. Only the last collective has a short time.
 WAITS = """
-import datetime, sys, time
+import datetime, os, sys, time
 import torch, torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
-rank = dist.get_rank()
+def has_ended(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+dist.init_process_group("gloo")
 dist.barrier()
+group = dist.new_group(timeout=datetime.timedelta(seconds=3))
 print("epoch 3", flush=True)
+rank, then = dist.get_rank(), sys.argv[1]
+pid = torch.tensor(rank * os.getpid())
+dist.all_reduce(pid)  # that of rank 1
 if rank == 1:
-    if sys.argv[1] == "leave":
+    if then == "leave":
         dist.destroy_process_group()
         sys.exit()
-    time.sleep(60)
-time.sleep(1)
-dist.all_reduce(torch.ones(1))
+    time.sleep(100_000)
+while then == "leave" and not has_ended(pid.item()):
+    time.sleep(0.1)
+dist.all_reduce(torch.ones(1), group=group)
 """
 
 # As Hydra ends a job: a traceback of the user's frames alone, and a hint behind it.
@@ -86,7 +96,7 @@ def test_where_a_rank_lost_another_that_left_with_0_this_is_said(slipway: Run, t
     job = slipway("own.py", "leave", NPROC_PER_NODE="2")
     assert job.process.returncode == 1, job.text
     assert "rank 0: exit code 1: " in cause(job)
-    assert line(job, "where").startswith("own.py:15 in <module>; raised in torch/distributed/")
+    assert line(job, "where").startswith("own.py:25 in <module>; raised in torch/distributed/")
     assert line(job, "meanwhile").startswith("rank 1 had ended with exit code 0, ")
     assert line(job, "meanwhile").endswith(" s earlier")
 
