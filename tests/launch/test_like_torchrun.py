@@ -24,10 +24,12 @@ def save(number, frame):
     open("saved-" + os.environ["RANK"], "w").write(signal.Signals(number).name)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
+open("ready-" + os.environ["RANK"], "w").close()
 print("waiting", flush=True)
-if {fails} and os.environ["RANK"] == "1":
-    time.sleep(1)
-    sys.exit(3)
+while {fails} and os.environ["RANK"] == "1":
+    if os.path.exists("ready-0"):
+        sys.exit(3)
+    time.sleep(0.1)
 while True:  # A signal that comes right before a sleep is handled by Python after it.
     time.sleep(0.1)
 """
