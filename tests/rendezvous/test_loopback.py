@@ -174,15 +174,6 @@ def test_a_store_port_in_use_is_replaced(launcher: Make, port: int) -> None:
     assert crew[0].go.port == crew[1].go.port != port + 1
 
 
-def test_every_log_names_the_missing_rank_and_all_end_with_76(launcher: Make) -> None:
-    crew = [launcher(rank, 4, timeout=4.5) for rank in (0, 1, 3)]
-    play(*crew)
-    for one in crew:
-        assert one.lines[0] == "waiting for nodes: 3 of 4 after 3 s; missing node rank 2 (for at most 4 s)"
-        assert one.code == PEER
-        assert "missing node rank 2" in str(one.error)
-
-
 @pytest.mark.parametrize("there", [True, False], ids=["a Service", "no Service"])
 def test_node_0_says_where_the_service_behind_its_own_name_does_not_resolve(
     launcher: Make, monkeypatch: pytest.MonkeyPatch, there: bool
