@@ -121,15 +121,13 @@ def test_news_wakes_a_launcher_that_waits_for_its_workers(launcher: Make, ends: 
 
 
 def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -> None:
-    gone = threading.Event()
     crew = [launcher(rank, 2) for rank in range(2)]
 
     def leave(rendezvous: Rendezvous) -> None:
-        gone.wait(10)
+        wait_until(lambda: rendezvous.news, "the report of the other node")
 
     crew[0].work = leave
     crew[1].work = end_with(1, "failed", evidence="exit code 3")
-    threading.Timer(1.0, gone.set).start()
     play(*crew)
     assert crew[1].code == 1
     assert crew[1].verdict is not None
@@ -189,7 +187,7 @@ def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Ma
     node0.start()
     with Client(port) as first:
         take_part(first)
-        assert running.wait(5)
+        assert running.wait(PATIENCE)
     node0.join(10)
     assert node0.verdict is not None
     assert node0.verdict.word == "lost"
