@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from stage import Launcher, make_info, make_outcome
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
+from slipway.launch.rendezvous import coordinator
 from slipway.launch.rendezvous.client import Client
 from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.messages import Go, NodeInfo, Start
@@ -28,7 +29,7 @@ AGAIN: Rule = lambda verdict, leaving: Ending(verdict, 0.0, leaving=leaving)  # 
 class Crew:
     """Rendezvous that the test itself drives, each call on all of them at once."""
 
-    def __init__(self, launcher: Make, nodes: int, timeout: float = 20.0, **more: Any) -> None:
+    def __init__(self, launcher: Make, nodes: int, timeout: float = PATIENCE, **more: Any) -> None:
         self._launcher, self._nodes, self._timeout, self._more = launcher, nodes, timeout, more
         self._stacks: dict[int, ExitStack] = {}
         self.rendezvous: dict[int, Rendezvous] = {}
@@ -61,17 +62,40 @@ class Crew:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), self.lines
         return done
 
-    def join(self, *ranks: int, **infos: dict[str, Any]) -> dict[int, Any]:
+    def join(self, *ranks: int, **infos: Any) -> dict[int, Any]:
         """Join, with changes to the infos by `node0`, `node1` …; what each got."""
 
         def act(rank: int, rendezvous: Rendezvous) -> Go | None:
-            return rendezvous.join(make_info(rank, infos.get("text", self._nodes), **infos.get(f"node{rank}", {})))  # type: ignore[arg-type]
+            return rendezvous.join(make_info(rank, infos.get("text", self._nodes), **infos.get(f"node{rank}", {})))
 
         return self.all(act, *ranks)
+
+    def begin_to_join(self, *ranks: int, **infos: Any) -> Callable[[], dict[int, Any]]:
+        """The same meanwhile; the function that is returned waits for what each got."""
+        got: dict[int, Any] = {}
+        thread = threading.Thread(target=lambda: got.update(self.join(*ranks, **infos)), daemon=True)
+        thread.start()
+
+        def finish() -> dict[int, Any]:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), self.lines
+            return got
+
+        return finish
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Until node 0 has admitted so many launchers, its own among them."""
+        wait_until(lambda: len(self.rendezvous[0]._server.state.links) == count, lambda: f"{count} nodes: {self.lines}")
+
+    def set_window(self, seconds: float) -> None:
+        """From now on, node 0 waits for so long for more nodes than are enough, also where it waits already."""
+        node0 = self.rendezvous[0]
+        object.__setattr__(node0._config, "window", seconds)  # it is frozen
+        node0._loop.call_soon_threadsafe(node0._server.wake)
 
     def report(self, word: str, rule: Rule = AGAIN, **others: str) -> dict[int, Any]:
         def act(rank: int, rendezvous: Rendezvous) -> Ending:
@@ -188,9 +212,10 @@ def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> 
 
 @pytest.mark.parametrize("change", [{"image": "other"}, {"problem": "/checkpoints is mounted read-only."}])
 def test_a_newcomer_that_does_not_fit_is_turned_away_and_the_job_goes_on_without_it(
-    crew: Callable[..., Crew], change: dict[str, Any]
+    crew: Callable[..., Crew], change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = crew(3, least=2, window=1.0)
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", PATIENCE)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     done = job.join(node0={"tries": 1}, node1={"tries": 1}, node2=change)
     assert done[2].code == 78
@@ -201,15 +226,12 @@ def test_a_newcomer_that_does_not_fit_is_turned_away_and_the_job_goes_on_without
 def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(crew: Callable[..., Crew]) -> None:
     job = crew(2)
     job.open(0, 1)
-    first: dict[int, Any] = {}
-    thread = threading.Thread(target=lambda: first.update(job.join(1, node1={"tries": 1})))
-    thread.start()
+    first = job.begin_to_join(1, node1={"tries": 1})
     assert job.join(0, node0={"image": "other"})[0].code == 78
     job.close(0)
     job.open(0)
     assert job.join(0)[0].tries == 1
-    thread.join(10)
-    assert first[1].tries == 1
+    assert first()[1].tries == 1
 
 
 def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
@@ -238,52 +260,40 @@ def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> 
 def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Callable[..., Crew], stopped: int) -> None:
     job = crew(3)
     job.open(0, 1)
-
-    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
-        if rank == stopped:
-            threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
-        return rendezvous.join(make_info(rank, 3))
-
-    for error in job.all(act).values():
-        assert (error.code, str(error)) == (
-            75,
-            f"SIGTERM on node {stopped} (host{stopped}) came while the nodes waited for each other.",
-        )
+    ended = job.begin_to_join()
+    job.wait_for_nodes(2)
+    job.rendezvous[stopped].stop("SIGTERM", "SIGTERM")
+    said = f"SIGTERM on node {stopped} (host{stopped}) came while the nodes waited for each other."
+    assert {rank: (error.code, str(error)) for rank, error in ended().items()} == {0: (75, said), 1: (75, said)}
 
 
 def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=2.0)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
-
-    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
-        if rank == 2:
-            rendezvous.stop("SIGTERM", "SIGTERM")
-        return rendezvous.join(make_info(rank, "2:3"))
-
-    done = job.all(act)
-    assert done[2].code == 75
-    assert done[0].nodes == done[1].nodes == 2
+    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
+    gos = job.begin_to_join(0, 1, text="2:3")
+    assert job.join(2, text="2:3")[2].code == 75
+    job.set_window(0.0)
+    assert {rank: go.nodes for rank, go in gos().items()} == {0: 2, 1: 2}
 
 
 def test_an_elastic_job_starts_with_what_came_within_the_window(crew: Callable[..., Crew]) -> None:
-    job = crew(4, least=2, window=1.0)
+    job = crew(4, least=2, window=600.0)
     job.open(0, 1, 3)
-    gos = job.join(text="2:4")  # type: ignore[arg-type]
-    assert {rank: (go.nodes, go.group_rank) for rank, go in gos.items()} == {0: (3, 0), 1: (3, 1), 3: (3, 2)}
+    gos = job.begin_to_join(text="2:4")
+    job.wait_for_nodes(3)
+    job.set_window(0.0)
+    assert {rank: (go.nodes, go.group_rank) for rank, go in gos().items()} == {0: (3, 0), 1: (3, 1), 3: (3, 2)}
 
 
 def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew]) -> None:
     job = crew(3, least=2, window=0.0)
     job.open(0)
-    first: dict[int, Any] = {}
-    thread = threading.Thread(target=lambda: first.update(job.join(0, text="2:3")))  # type: ignore[arg-type]
-    thread.start()
+    first = job.begin_to_join(0, text="2:3")
     wait_until(lambda: any("waiting for nodes: 1 of 2 to 3" in line for line in job.lines[0]), "the line that says so")
-    assert not first
     job.open(2)
-    assert job.join(2, text="2:3")[2].group_rank == 1  # type: ignore[arg-type]
-    thread.join(10)
-    assert first[0].nodes == 2
+    assert job.join(2, text="2:3")[2].group_rank == 1
+    assert first()[0].nodes == 2
 
 
 @pytest.mark.parametrize(("least", "nodes"), [(2, 2), (1, 2)])
@@ -296,24 +306,22 @@ def test_who_is_complete_waits_for_no_window(crew: Callable[..., Crew], least: i
 def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_next_attempt(
     crew: Callable[..., Crew],
 ) -> None:
-    job = crew(3, least=2, window=0.5)
+    job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     assert job.join()[0].nodes == 3
     job.close(1)
     job.wait_for_news(0)
     job.report("peer")
+    job.set_window(0.0)
     gos = job.join(node0={"tries": 1}, node2={"tries": 1})
     assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 2: 1}
+    job.set_window(600.0)
     job.open(1)
-    newcomer: dict[int, Any] = {}
-    thread = threading.Thread(target=lambda: newcomer.update(job.join(1)))
-    thread.start()
+    newcomer = job.begin_to_join(1)
     wait_until(lambda: any("joins at the next attempt" in line for line in job.lines[0]), "the newcomer")
     job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
-    gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2})
-    thread.join(10)
-    assert {go.nodes for go in (*gos.values(), *newcomer.values())} == {3}
-    assert newcomer[1].attempt == 3
+    gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2}) | newcomer()
+    assert {rank: (go.nodes, go.attempt) for rank, go in gos.items()} == dict.fromkeys(range(3), (3, 3))
 
 
 def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: Callable[..., Crew]) -> None:
@@ -388,18 +396,10 @@ def test_the_others_wait_for_every_replacement_node_0_included(
     job.report("stopped")
     job.close(*told)
     veteran = {"tries": 1, "attempt": 1, "snapshot": 20, "run": "linear-of-0"}
-    stayed: dict[int, Any] = {}
-    waiting = threading.Thread(
-        target=lambda ranks: stayed.update(job.join(*ranks, **{f"node{rank}": veteran for rank in ranks})),
-        args=(tuple(job.rendezvous),),
-    )
-    waiting.start()
+    stayed = job.begin_to_join(*job.rendezvous, **{f"node{rank}": veteran for rank in job.rendezvous})
     job.open(*told)
-    came = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran)
-    waiting.join(10)
-    assert [(go.run, go.attempt, go.snapshot, go.nodes) for go in (*came.values(), *stayed.values())] == [
-        ("linear-of-0", 2, 20, 3)
-    ] * 3
+    gos = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran) | stayed()
+    assert [(go.run, go.attempt, go.snapshot, go.nodes) for go in gos.values()] == [("linear-of-0", 2, 20, 3)] * 3
 
 
 @pytest.mark.parametrize(
@@ -441,20 +441,14 @@ def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_r
 ) -> None:
     job = crew(3, replaced=True)
     job.open(0, 1)
-    waiting: dict[int, Any] = {}
-    thread = threading.Thread(target=lambda: waiting.update(job.join(1 - asked)))
-    thread.start()
-
-    def act(rank: int, rendezvous: Rendezvous) -> Go | None:
-        threading.Timer(1.0, rendezvous.stop, ("SIGTERM", "SIGTERM")).start()
-        return rendezvous.join(make_info(rank, 3))
-
-    assert job.all(act, asked)[asked].code == 75
+    leaves, waits = job.begin_to_join(asked), job.begin_to_join(1 - asked)
+    job.wait_for_nodes(2)
+    job.rendezvous[asked].stop("SIGTERM", "SIGTERM")
+    assert leaves()[asked].code == 75
     job.close(asked)
     job.open(asked, 2)
-    gos = job.join(asked, 2)
-    thread.join(10)
-    assert {go.nodes for go in (*gos.values(), *waiting.values())} == {3}
+    gos = job.join(asked, 2) | waits()
+    assert {rank: go.nodes for rank, go in gos.items()} == dict.fromkeys(range(3), 3)
 
 
 def test_a_sick_node_that_will_be_replaced_leaves_alone(crew: Callable[..., Crew]) -> None:
@@ -504,13 +498,10 @@ def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_nod
 def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew: Callable[..., Crew]) -> None:
     job = crew(2, spares=1)
     job.open(0, 2)
-    early = threading.Thread(target=lambda: gos.update(job.join(0)))
-    gos: dict[int, Any] = {}
-    early.start()
+    early = job.begin_to_join(0)
     assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
     job.open(1)
-    gos |= job.join(1)
-    early.join(60)
+    gos = job.join(1) | early()
     assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 1: 1}
     assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
     assert job.rendezvous[1].news is None
