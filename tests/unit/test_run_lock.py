@@ -1,10 +1,9 @@
 """Who holds a run directory: one launcher at a time, a dead one's place is taken, a living one's never."""
 
+import itertools
 import json
 import os
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from slipway.launch.attempt.stops import Stops, ask_to_stop
 from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, read_holder
 from slipway.launch.run_directory.records import Holder
 from slipway.launch.run_directory.run_lock import (
+    POLL,
+    TOUCH,
     RunLock,
     is_alive,
     refuse_held,
@@ -92,18 +93,15 @@ def test_a_process_id_that_was_given_again_is_not_its_old_owner(file: Path, stop
 @pytest.mark.parametrize("holder", [this_launcher(1.0)._replace(space="another boot"), None])
 def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder: Holder | None) -> None:
     write(file, holder)
-    assert not is_alive(file, sleep, PATIENCE)
-    touching = threading.Event()
+    assert not is_alive(file, lambda seconds: False, PATIENCE)
+    polls = itertools.count(1)
 
-    def live() -> None:
-        while not touching.wait(0.5):
-            os.utime(file, (1.0, time.monotonic()))  # another host's clock, far away from ours
+    def live(seconds: float) -> bool:
+        if next(polls) == TOUCH / POLL:
+            os.utime(file, (1.0, 1.0))  # another host's clock, far away from ours
+        return False
 
-    thread = threading.Thread(target=live)
-    thread.start()
-    assert is_alive(file, sleep, PATIENCE)
-    touching.set()
-    thread.join()
+    assert is_alive(file, live, PATIENCE)
 
 
 def test_whom_the_job_has_replaced_is_not_waited_for_though_it_may_live(file: Path, stops: Stops) -> None:
