@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from datetime import date
+from importlib.util import find_spec
 
 import needs
 import pytest
@@ -18,6 +19,12 @@ from slipway.launch.resolve.host import name_user
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Of a user without a name, as `docker run --user 1234` makes one, torch asks for it while it is imported.
 os.environ.update(name_user(os.environ))
+if find_spec("hypothesis"):  # an environment for tests/gpu alone may lack it
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine is no failure.
+    settings.register_profile("slipway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("slipway")
 
 
 @pytest.fixture(scope="session")

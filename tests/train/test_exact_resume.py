@@ -107,7 +107,7 @@ def share_of(
 
 
 @pytest.mark.core
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 70),
     st.integers(0, 2**32),

@@ -100,7 +100,7 @@ def test_a_damaged_snapshot_is_skipped_with_the_reason(
         load_snapshot(tmp_path / "step-00000002")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["whole", *(damage.__name__ for damage in DAMAGES)]), min_size=1, max_size=4))
 def test_the_newest_whole_snapshot_is_found_whatever_happened_to_the_others(
     tmp_path_factory: pytest.TempPathFactory, states: list[str]

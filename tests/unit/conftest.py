@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from stand_ins import Answer, Slipway, make_devices
 from worker_output import MakeOutput, Output
 
@@ -19,9 +18,6 @@ from slipway.launch.attempt.supervise import Attempt
 from slipway.launch.resolve import host
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.runtimes import detect_runtime
-
-settings.register_profile("unit", deadline=None)  # a busy machine is no failure
-settings.load_profile("unit")
 
 
 @pytest.fixture(autouse=True)
