@@ -144,3 +144,17 @@ if then == "save":
 while then != "finish":  # A signal that comes right before a sleep is handled by Python after it.
     time.sleep(0.1)
 """
+
+
+# Rank 1 hangs until somebody writes to the pipe `go`.
+HANGS_A_WHILE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(4)
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    open("go").read()
+dist.all_reduce(x)
+print("went on", flush=True)
+dist.destroy_process_group()
+"""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import PYTHON, Launcher
+from launchers import HANGS_A_WHILE, PYTHON, Launcher
 from stand_in_rules import Rules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hangs"))
@@ -38,20 +38,6 @@ def test_the_culprit_and_its_line_are_told(case: Case) -> None:
     assert told.rank, told.text
     assert told.line, told.text
     assert told.code == 76
-
-
-# Rank 1 waits until somebody writes to a pipe.
-HANGS_A_WHILE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(4)
-dist.all_reduce(x)
-if dist.get_rank() == 1:
-    open("go").read()
-dist.all_reduce(x)
-print("went on", flush=True)
-dist.destroy_process_group()
-"""
 
 
 @pytest.mark.any_torch

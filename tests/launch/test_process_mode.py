@@ -1,6 +1,7 @@
 """One launcher per process, as `srun -n` and `mpirun` start them: no torchrun inside, the same endings."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launchers import Launcher
+from launchers import HANGS_A_WHILE, Launcher
 from ports import take_ports
 from stand_in_rules import Rule, Rules
 
@@ -103,18 +104,6 @@ def test_without_a_name_that_all_can_know_the_run_directory_is_asked_for(process
     assert "--run-dir" in job.text
 
 
-HANGS = """
-import time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(4))
-if dist.get_rank() == 1:
-    time.sleep({seconds})
-dist.all_reduce(torch.ones(4))
-print("went on", flush=True)
-dist.destroy_process_group()
-"""
-
-
 def ask(folder: Path, *words: str) -> str:
     command = [sys.executable, "-m", "slipway", *words]
     asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
@@ -125,34 +114,37 @@ def ask(folder: Path, *words: str) -> str:
 def test_a_hang_is_told_by_the_launcher_of_process_0_and_each_answers_where_its_process_stands(
     process: Process, tmp_path: Path
 ) -> None:
-    (tmp_path / "a_while.py").write_text(HANGS.format(seconds=30))
+    (tmp_path / "a_while.py").write_text(HANGS_A_WHILE)
+    os.mkfifo(tmp_path / "go")
     words = ("run", "--run-dir", "mine", "--hang-seconds", "6", "a_while.py")
     jobs = [process(rank, *words) for rank in (0, 1)]
     hang = "rank 1 (node 0) has not reached all_reduce #2; rank 0 has been waiting since"
     jobs[0].wait_for(f"slipway: hang: {hang}")
     jobs[0].wait_for("the job is not stopped")
-    assert "; rank 1 is at a_while.py:6 <module>()" in jobs[0].text
+    assert "; rank 1 is at a_while.py:7 <module>()" in jobs[0].text
     shown = ask(tmp_path, "stacks", "mine")
-    assert "rank 0 (node 0) is at a_while.py:7 <module>(); waits in all_reduce #2" in shown
-    assert "rank 1 (node 0) is at a_while.py:6 <module>()" in shown
+    assert "rank 0 (node 0) is at a_while.py:8 <module>(); waits in all_reduce #2" in shown
+    assert "rank 1 (node 0) is at a_while.py:7 <module>()" in shown
     shown = ask(tmp_path, "stacks", "mine", "--rank", "1")
-    assert "rank 1 (node 0) is at a_while.py:6 <module>()" in shown
+    assert "rank 1 (node 0) is at a_while.py:7 <module>()" in shown
     assert "done: all_reduce #1" in shown
     assert "rank 0" not in shown
     shown = ask(tmp_path, "status", "mine")
     assert f"  hang        {hang}" in shown
     assert [line.split()[:2] for line in shown.splitlines()[-2:]] == [["0", "1"], ["1", "1"]]
+    (tmp_path / "go").write_text("")
     assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
     assert "progress has resumed" in jobs[0].text
     assert "hang" not in jobs[1].text
 
 
 def test_a_hang_ends_every_launcher_where_that_is_asked_for(process: Process, tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(HANGS.format(seconds=100_000))
+    (tmp_path / "stuck.py").write_text(HANGS_A_WHILE)
+    os.mkfifo(tmp_path / "go")
     words = ("run", "--run-dir", "mine", "--hang-seconds", "6", "--on-hang", "end", "stuck.py")
     jobs = [process(rank, *words) for rank in (0, 1)]
     assert [job.end() for job in jobs] == [76, 76], jobs[0].text + jobs[1].text
     outcome = json.loads((tmp_path / "mine" / "outcome.json").read_text())
     assert outcome["first"]["evidence"].startswith("hang: rank 1 (node 0) has not reached all_reduce #2")
-    assert outcome["first"]["stacks"][0] == "  rank 1 (node 0) is at stuck.py:6 <module>()"
+    assert outcome["first"]["stacks"][0] == "  rank 1 (node 0) is at stuck.py:7 <module>()"
     assert "hang: rank 1 (node 0) has not reached all_reduce #2" in jobs[1].text
