@@ -112,10 +112,14 @@ def test_uneven_nodes_are_refused_or_run_with_the_smallest_count(node: Node, rul
 
 @pytest.mark.pull
 def test_a_wrong_token_is_turned_away(node: Node) -> None:
-    jobs = [node(rank, 2, "linear", SLIPWAY_TOKEN=f"canary-{rank}", SLIPWAY_RENDEZVOUS_TIMEOUT="4") for rank in (0, 1)]
-    assert [job.end() for job in jobs] == [76, 78], jobs[0].text + jobs[1].text
-    assert "SLIPWAY_TOKEN" in jobs[1].text
-    assert "canary" not in jobs[0].text + jobs[1].text
+    first = node(0, 2, "linear", SLIPWAY_TOKEN="canary-0")
+    first.wait_for("waiting for nodes: 1 of 2")
+    second = node(1, 2, "linear", SLIPWAY_TOKEN="canary-1")
+    assert second.end() == 78, second.text
+    first.signal(signal.SIGTERM)
+    assert first.end() == 75, first.text
+    assert "SLIPWAY_TOKEN" in second.text
+    assert "canary" not in first.text + second.text
 
 
 @pytest.mark.core
