@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from containers import PATIENCE
 from ipv6 import Ipv6Nodes
 from nodes import TRAINING, Clock, Moment, Nodes
 from scene import Scene
@@ -76,11 +77,11 @@ def frozen_and_replaced(rank: int) -> Loss:
 
 def frozen_too_long(scene: Scene) -> Nodes:
     """Nobody takes a frozen node's place, and it comes back when the other has given up."""
-    job = Nodes(scene, SLIPWAY_RENDEZVOUS_TIMEOUT="10")
+    job = Nodes(scene)
     victim, other = job.hold_one(1)
     scene.harm()
     victim.freeze()
-    other.end(60)
+    other.end(PATIENCE)
     victim.release()
     victim.thaw()
     return job

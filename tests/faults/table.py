@@ -210,7 +210,8 @@ def finish(attempts: int, nodes: int = 2) -> tuple[tuple[int, str], ...]:
     return ((0, f"^finished on {nodes} node{'s'[: nodes - 1]}{after}: "),) * nodes
 
 
-CUT, LOSE, GO_ON = 20, 60, 120  # s, on a machine under load: to a verdict; to the end of another attempt
+# s, on a machine under load: to a verdict; to the end of another attempt; and of two waits of 60 s, one after the other
+CUT, LOSE, GO_ON, TWICE_IN_VAIN = 20, 60, 120, 180
 FINISH = finish(2)
 FIRST, SAVE, EVALUATE = losses.FIRST_STEP, losses.SAVING, losses.EVALUATION
 
@@ -223,7 +224,7 @@ PARTINGS = [
     Parting("node 0 frozen for a while", losses.frozen(0), FINISH, GO_ON, FROM_20),
     Parting("node 1 frozen, replaced, comes back", losses.frozen_and_replaced(1), (FINISH[0], (78, "RANK=1 is taken by"), FINISH[1]), GO_ON, FROM_20, tier="pull"),
     Parting("node 0 frozen, replaced, comes back", losses.frozen_and_replaced(0), ((76, "gave up after 20 s"), *FINISH), GO_ON, FROM_20),
-    Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), LOSE, FROM_20),
+    Parting("node 1 frozen, comes back too late", losses.frozen_too_long, ((76, "missing node rank 1"), (76, "missing node rank 0")), TWICE_IN_VAIN, FROM_20),
     Parting("node 1 cut off, no restarts left", losses.cut_off, ((76, "^a node was lost: node 1 .*no heartbeat for 4 s"), (76, "a node was lost: .*node 0 .*no heartbeat for 4 s")), CUT, FROM_20),
     Parting("node 0 cut off for a while", losses.cut_off_and_reconnected, FINISH, GO_ON, FROM_20),
     Parting("clocks an hour apart, one jumps", losses.clocks_apart, finish(1), GO_ON, Resume()),
