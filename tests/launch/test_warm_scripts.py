@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import pytest
 from cold_and_warm import Ran, run_cold, run_warm, script_standby
+from ports import take_port
 
 
 class Script(NamedTuple):
-    """A script, files beside it, variables; `words` start it. `cold`: why its restart is; empty: it is warm."""
+    """A script, files beside it, variables beside FREE_PORT; `words` start it. `cold`: why its restart is; empty: it is warm."""
 
     text: str
     files: Mapping[str, str] = {}
@@ -73,10 +74,9 @@ if __name__ == "__main__":
     print([batch.flatten().tolist() for batch in DataLoader(Numbers(), 2, num_workers=1, multiprocessing_context="spawn")])
 """
 DDP = """
-import os, socket, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-with socket.create_server(("127.0.0.1", 0)) as free: port = free.getsockname()[1]
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["FREE_PORT"]}
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -271,19 +271,20 @@ def test_a_script_prints_the_same_in_a_warm_restart_or_its_restart_is_cold(tmp_p
     for file, text in {"script.py": script.text, **script.files}.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
-    cold = run_cold(script.words, tmp_path, script.variables)
+    variables = {**script.variables, "FREE_PORT": str(take_port())}
+    cold = run_cold(script.words, tmp_path, variables)
     if script.cold == "-" and cold.imports.why is None:
         return
     if script.cold and cold.imports.why != "":
         assert str(cold.imports.why).startswith(script.cold)
         return
     assert cold.imports.why == "", cold
-    with script_standby(script.words, tmp_path, script.variables, cold.imports) as standby:
+    with script_standby(script.words, tmp_path, variables, cold.imports) as standby:
         if script.cold not in ("", "-"):
             assert standby.why.startswith(script.cold)
             return
         assert standby.waits, standby.why
-        assert normal(run_warm(standby, script.words, tmp_path, script.variables)) == normal(cold)
+        assert normal(run_warm(standby, script.words, tmp_path, variables)) == normal(cold)
 
 
 SECOND_TIME = "import os\nif os.environ['SLIPWAY_ATTEMPT'] != '1': os.environ['OMP_NUM_THREADS'] = '1'"
