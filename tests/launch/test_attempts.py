@@ -96,24 +96,6 @@ def test_a_crash_loop_ends_though_it_saves_each_time(slipway: Run, rules: Rules,
 
 
 @pytest.mark.pull
-def test_a_script_that_ran_long_enough_is_started_again_as_if_for_the_first_time(
-    start: Run, rules: Rules, tmp_path: Path
-) -> None:
-    body = """
-attempt = int(os.environ["SLIPWAY_ATTEMPT"])
-until = time.monotonic() + 1.5
-while attempt < 4 and time.monotonic() < until:
-    print("works", flush=True); time.sleep(0.2)
-sys.exit(3 if attempt < 4 else 0)
-"""
-    words = ("run", "--max-restarts", "1", "--progress-seconds", "1", write(tmp_path, body))
-    job = start(*words, NPROC_PER_NODE="1", **rules.variables())
-    assert job.end() == 0, job.text
-    assert "starting again in" not in job.text
-    assert [tried["number"] for tried in outcome(tmp_path)["attempts"]] == [1, 2, 3, 4]
-
-
-@pytest.mark.pull
 def test_a_failure_before_the_first_step_is_not_tried_again(slipway: Run, rules: Rules, tmp_path: Path) -> None:
     job = slipway(*TINY, NPROC_PER_NODE="1", **rules.variables(Rule("exit 3", step=0, phase="first-step")))
     assert job.process.returncode == 1, job.text

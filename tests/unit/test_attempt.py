@@ -4,19 +4,24 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_ins import plan_for, write_files
+from stand_ins import make_devices, make_host, make_sources, plan_for, write_files
 
+from slipway.launch.attempt import attempt as module
 from slipway.launch.attempt.ending import Facts
 from slipway.launch.attempt.job_wide import JobWide
 from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import STACKS, TICK, Stop, Stops
 from slipway.launch.attempt.supervise import Attempt
+from slipway.launch.hangs.hang import HangReport
+from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.restarts import count_failures
 from slipway.process.machine import Clock, Machine
 
 GRACE, HANG = 60.0, 90.0  # s
@@ -37,7 +42,8 @@ class World:
         self.node_dir = self.node.path
         (self.node_dir / "logs").mkdir(parents=True)
         self.events: list[tuple[float, Callable[[], None]]] = []
-        self.pid, self.returncode, self.process = os.getpid(), None, self  # as the parent
+        self.pid, self.process = os.getpid(), self  # as the parent
+        self.returncode: int | None = None
         self.failures, self.left, self.words = list[dict[str, Any]](), dict[int, float](), ""
 
     @property
@@ -73,13 +79,14 @@ class World:
             if number == KILL or (number != USR2 and number not in self.deaf and self.now >= self.ready):
                 self.returncode = -number
 
-    def _start(self, plan: object, node_dir: object, environ: object, output: Any, *_: object) -> "World":
+    def start(self, plan: object, node_dir: object, environ: object, output: Any, *_: object) -> "World":
         output.close_writers()
         return self
 
-    def attempt(self, stops: Stops) -> Facts:
-        """See it through."""
-        machine = Machine(
+    @property
+    def machine(self) -> Machine:
+        """On which all this happens."""
+        return Machine(
             clock=Clock(lambda: 1e9 + self.now, lambda: self.now),
             wait=self._wait,
             adopt_orphans=lambda: None,
@@ -90,8 +97,11 @@ class World:
             has_open=lambda pid, folder: False,
             send_signal=self._send,
         )
+
+    def attempt(self, stops: Stops) -> Facts:
+        """See it through."""
         job_wide = JobWide(own=self)  # type: ignore[arg-type]
-        more: dict[str, Any] = {"job_wide": job_wide, "machine": machine, "start": self._start}
+        more: dict[str, Any] = {"job_wide": job_wide, "machine": self.machine, "start": self.start}
         attempt = Attempt(self._plan, self.run, Limits(GRACE, HANG), stops, self.said.append, **more)
         return attempt.supervise({}, lambda: None)
 
@@ -157,3 +167,31 @@ def test_ranks_whose_heartbeats_stop_print_their_stacks_and_are_killed(tmp_path:
     assert STACKS <= killed - asked <= STACKS + 2 * TICK
     assert facts.hang
     assert (facts.hang.rank, facts.hang.text.startswith("behind: rank 0 (step 3, train")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "ran", "failures"),
+    [({}, 500.0, 3), ({}, 700.0, 0), ({"SLIPWAY_PROGRESS_SECONDS": "400"}, 500.0, 0)],
+)
+def test_a_script_that_ran_long_enough_is_started_again_as_if_for_the_first_time(
+    tmp_path: Path,
+    stops: Stops,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    ran: float,
+    failures: int,
+) -> None:
+    """It fails behind two failures without progress, and so many count afterwards."""
+    world = World(tmp_path, plan := script(tmp_path), starts=10.0)
+
+    def fail() -> None:
+        world.returncode, world.failures = 1, [{"rank": 0, "exitcode": 3, "time": 1e9 + world.now}]
+
+    world.events.append((10.0 + ran, fail))
+    sources = make_sources({}, {"SLIPWAY_WATCH": "0", **options})
+    job = Job(plan, sources, make_devices(), {}, None, make_host())
+    monkeypatch.setattr(module, "Attempt", partial(Attempt, machine=world.machine, start=world.start))
+    report = HangReport(world.node_dir, HANG, world.said.append, end=False)
+    tried = module.attempt(job, world.run, stops, lambda: None, report, JobWide(own=world))  # type: ignore[arg-type]
+    assert tried.gained == pytest.approx(ran, abs=2 * TICK)
+    assert count_failures(tried, 2) == failures
