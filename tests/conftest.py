@@ -1,6 +1,7 @@
 """What a test needs of the machine: where that is missing it is skipped, with what to type; with STRICT=1 it fails."""
 
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
@@ -40,6 +41,14 @@ def undo() -> Iterator[ExitStack]:
     """Removes what a test made on the engine, the newest first."""
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Chance. Its seed is shown where a test fails, and SEED in the environment gives it."""
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SEED={seed}")
+    return random.Random(seed)
 
 
 def pytest_configure(config: pytest.Config) -> None:

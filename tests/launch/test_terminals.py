@@ -5,6 +5,7 @@ All are the launcher's work: the agent is the one without torch.
 
 import hashlib
 import os
+import random
 import re
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def test_in_the_background_a_launcher_leaves_the_terminal_alone_until_it_comes_f
 
 
 @pytest.mark.core
-def test_what_comes_through_a_pipe_reaches_rank_0_whole(tmp_path: Path, rules: Rules) -> None:
+def test_what_comes_through_a_pipe_reaches_rank_0_whole(tmp_path: Path, rules: Rules, dice: random.Random) -> None:
     script = write(
         tmp_path,
         """
@@ -126,7 +127,7 @@ data = sys.stdin.buffer.read()
 print(os.environ["RANK"], len(data), hashlib.sha256(data).hexdigest(), flush=True)
 """,
     )
-    data = os.urandom(3_000_000) + b"\r\n\x04\x00 no newline"
+    data = dice.randbytes(3_000_000) + b"\r\n\x04\x00 no newline"
     words = [*SLIPWAY, "run", "--nproc-per-node", "2", script]
     env = {**os.environ, **rules.variables()}
     ended = subprocess.run(words, cwd=tmp_path, env=env, input=data, capture_output=True, timeout=PATIENCE, check=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -95,14 +94,6 @@ def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
     for number, handler in usual.items():
         signal.signal(number, handler)
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    """Chance. Its seed is shown where a test fails, and SEED in the environment gives it."""
-    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
-    print(f"SEED={seed}")
-    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")
