@@ -60,12 +60,18 @@ def count_points(scalars: str) -> int:
 
 
 def look_at_the_loss(page: Page, points: int) -> None:
-    """The chart is there, its line has all points, goes from the left to the right and falls."""
+    """The chart is there, and its line, once it is in its place, has all points, goes from the left to the right and falls."""
     line = page.locator("tf-scalar-card", has_text="train/loss").locator("path.line").first
     expect(line).to_be_visible(timeout=60_000)
     point = r"-?[\d.]+,-?[\d.]+"
     expect(line).to_have_attribute("d", re.compile(f"^M{point}(L{point}){{{points - 1}}}$"), timeout=30_000)
-    page.wait_for_timeout(1000)  # ms; the line is moved to its place
-    drawn = [tuple(map(float, xy.split(","))) for xy in re.findall(point, line.get_attribute("d") or "")]
-    assert drawn == sorted(drawn), drawn
-    assert drawn[-1][1] > drawn[0][1], "an SVG counts from the top: a falling loss rises"
+
+    def drawn() -> list[tuple[float, ...]]:
+        return [tuple(map(float, xy.split(","))) for xy in re.findall(point, line.get_attribute("d") or "")]
+
+    wait_until(lambda: falls(drawn()), lambda: f"a line that falls: {drawn()}")
+
+
+def falls(line: list[tuple[float, ...]]) -> bool:
+    """Whether it goes from the left to the right and falls: an SVG counts from the top, so its numbers rise."""
+    return len(line) > 1 and line == sorted(line) and line[-1][1] > line[0][1]

@@ -96,7 +96,7 @@ def test_what_is_written_is_what_was_there_when_it_began(tmp_path: Path, gate: t
     writer, training = Writer(tmp_path, keep=2), make_snapshot(1)
     for step in (1, 2):  # the second goes into the same memory
         writer.start(Snapshot(step, {}, training.tensors), copy=True)
-        assert writer.wait(0.01)
+        assert writer.wait(0)
         training.tensors["model"]["a"].add_(1)
         gate.set()
         assert not writer.wait(30)
