@@ -1,4 +1,4 @@
-"""What tests must not do, read from their source: sleep in hope, and judge by how long something took.
+"""What tests must not do, read from their source: sleep or hurry in hope, and judge by how long something took.
 
 A test waits for what it means, with `wait_until` of tests/waiting.py; a clock is handed in. Both tables here should shrink.
 """
@@ -14,6 +14,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns", "process_time"}
 ELAPSED = {"seconds", "elapsed", "took", "duration"}
+HOPEFUL = {"Timer", "wait_for_timeout"}
+LONG = 10  # s; to wait for others for a shorter time is to judge the machine
 MOST_ALLOWED = 15
 
 # Programs that jobs of tests run: what they do is the case, and they judge nothing.
@@ -60,9 +62,11 @@ ALLOWED = {
 
 
 def offences(path: Path) -> Iterator[tuple[str, int]]:
-    """The functions of a file that sleep or judge time, by name (`Class.function`, empty outside of all), with the line."""
+    """The functions of a file that sleep, hurry or judge time, by name (`Class.function`, empty outside of all), with the line."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    yield from ((name, node.lineno) for name, node in named(tree) if is_sleep(node) or judges_time(node))
+    yield from (
+        (name, node.lineno) for name, node in named(tree) if is_sleep(node) or hurries(node) or judges_time(node)
+    )
 
 
 def named(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -85,6 +89,26 @@ def is_sleep(node: ast.AST) -> bool:
         return False
     argument = node.args[0] if node.args else None
     return not (isinstance(argument, ast.Constant) and argument.value == 0)
+
+
+def hurries(node: ast.AST) -> bool:
+    """Whether it hopes that others are through after some seconds: with a timer, or a short time for Event.wait or Thread.join.
+
+    A join whose result is used is none of a thread.
+    """
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and called(node.value) == "join":
+        return is_short(node.value)
+    if not isinstance(node, ast.Call):
+        return False
+    return called(node) in HOPEFUL or (called(node) == "wait" and is_short(node))
+
+
+def is_short(call: ast.Call) -> bool:
+    """Whether its first argument or its `timeout` is a number of seconds that a busy machine may need; 0 only looks."""
+    given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "timeout")]
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, int | float) and 0 < one.value < LONG for one in given
+    )
 
 
 def judges_time(node: ast.AST) -> bool:
@@ -133,7 +157,7 @@ def judging_files() -> list[Path]:
 
 
 def found() -> dict[str, list[int]]:
-    """The lines of each function that sleeps or judges time, by `file::function`."""
+    """The lines of each function that sleeps, hurries or judges time, by `file::function`."""
     lines: dict[str, list[int]] = {}
     for path in judging_files():
         for name, line in offences(path):
@@ -141,7 +165,7 @@ def found() -> dict[str, list[int]]:
     return lines
 
 
-def test_no_test_sleeps_in_hope_or_judges_how_long_something_took() -> None:
+def test_no_test_sleeps_or_hurries_in_hope_or_judges_how_long_something_took() -> None:
     offenders = found()
     assert {name: at for name, at in offenders.items() if name not in ALLOWED} == {}
     assert ALLOWED.keys() - offenders.keys() == set(), "they are mended: take them out of the table"
@@ -163,6 +187,15 @@ def test_few_are_allowed_to_and_each_with_a_reason() -> None:
         ("work = lambda: time.sleep(1)", [""]),
         ("def test_a():\n    time.sleep(0)", []),
         ('def test_a():\n    run("time.sleep(1)")', []),
+        ("def test_a():\n    threading.Timer(30, leave).start()", ["test_a"]),
+        ("def test_a():\n    page.wait_for_timeout(1000)", ["test_a"]),
+        ("def test_a():\n    assert running.wait(5)", ["test_a"]),
+        ("def test_a():\n    thread.join(timeout=6.5)", ["test_a"]),
+        ("def test_a():\n    assert running.wait(PATIENCE)", []),
+        ("def test_a():\n    thread.join(10)\n    thread.join()", []),
+        ("def test_a():\n    assert not running.wait(0)", []),
+        ("def test_a():\n    go = job.join(1)[1]", []),
+        ('def test_a():\n    ", ".join("ab")', []),
         ("def test_a():\n    assert time.monotonic() - began < 5", ["test_a"]),
         ("def test_a():\n    assert perf_counter() > until", ["test_a"]),
         ("def test_a():\n    assert job.seconds < 5", ["test_a"]),
