@@ -17,9 +17,9 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,11 +236,12 @@ def compute(program: Program, model: nn.Module, fault: Fault | None, batch: Tens
 
 @dataclass
 class Outcome:
-    """What the ranks said after so many replays."""
+    """What the ranks said after so many replays, and the `state` that snapshots have of them then."""
 
     replays: int
     found: WrongArithmetic | None = None
     said: tuple[str, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def run_ranks(
@@ -252,10 +253,12 @@ def run_ranks(
     fault: Fault | None = None,
     kinds: Sequence[int] = (),
     solve: bool = False,
+    resumed: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """One replay without the `fault`, then so many with it on rank `wrong`; ends with the first that is found.
 
-    `kinds`: of the ranks' processors. `solve`: whether the fault also shows in problems with known answers.
+    `kinds`: of the ranks' processors. `solve`: whether the fault also shows in problems with known answers. `resumed`: the state
+    of a snapshot of step 5 that was resumed from.
     """
     program, exchange = PROGRAMS[name], Exchange(ranks)
     torch.manual_seed(seed)
@@ -288,6 +291,8 @@ def run_ranks(
             started.set()
         replay_of = ThreadReplays(context, own, work, 1, kinds)  # type: ignore[arg-type]
         replay_of.solving = spoiled if solve else None
+        if resumed is not None:
+            replay_of.resume(5, resumed)
         outcome = outcomes[rank]
         try:
             for step in range(1, replays + 1 + FIRST):
@@ -307,9 +312,9 @@ def run_ranks(
         except BaseException:
             exchange.leave()
             raise
-        outcome.said = tuple(context.said)
+        outcome.said, outcome.state = tuple(context.said), replay_of.state()
 
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
+    threads = [threading.Thread(target=be, args=(rank,), name=f"rank {rank}") for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:

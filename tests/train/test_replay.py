@@ -175,6 +175,28 @@ def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(mon
     assert "do not compute the same bits, first in the output of 0." in outcome.said[0]
 
 
+def test_after_a_restart_a_difference_is_no_oddity_of_the_arithmetic_where_the_ranks_had_agreed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_trials, "FIRST", 0)
+    agreed = run_ranks("plain", 2, 4, 3)
+    assert agreed.state == {"clean": 4, "agreed": True}
+    again = run_ranks("plain", 2, 4, 3, 1, Fault("wrong bit", 1.0, random.Random(1)), resumed=agreed.state)
+    assert (again.found and again.found.ranks, again.said, again.state) == ((), (), agreed.state)
+
+
+def test_what_is_trained_after_replays_have_ended_by_themselves_does_not_count_as_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_trials, "FIRST", 0)
+    fault = Fault("wrong bit", 1.0, random.Random(1))
+    assert run_ranks("plain", 2, 4, 3, 1, fault).state == {"clean": 0, "agreed": False}
+    assert run_ranks("plain", 2, 0, 3, resumed={"clean": 2, "agreed": False}).state["clean"] == 2
+    assert run_ranks("plain", 2, 0, 3, resumed={}).state["clean"] == 5, "nobody looked at what was before"
+    off = Replays(ThreadContext(Exchange(1), 0, 1), nn.Linear(2, 2), lambda batch: None, 0)  # type: ignore[arg-type,return-value]
+    assert off.state() == {}
+
+
 class Node(ThreadContext):
     """A rank on node 0 of a job, of whose ranks the last is on node `last`."""
 
@@ -456,6 +478,15 @@ def test_two_nodes_of_which_nobody_knows_which_is_wrong_go_back_once_and_then_en
     assert runs[0].output.count("the ranks did not compute the same: a micro-batch of rank") >= 2
     assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}
     assert "`slipway check --burn 60` on each node may tell which" in runs[0].outcomes[0]["message"]
+
+
+@pytest.mark.parametrize("step", [12, 8])  # the second attempt resumes from step 5, or has no snapshot to resume from
+def test_a_restart_does_not_forget_that_one_of_two_nodes_is_wrong(step: int, start: Callable[..., Job]) -> None:
+    words = ("linear", *OPTIONS, "--replay-every", 4)
+    for resume, first in (("none", step), ("auto", 0)):
+        folders = ("one", "two")
+        runs = start(*words, processes=2, folders=folders, resume=resume, wrong=[1, first, 99]).end()
+        assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}, runs[0].output
 
 
 def test_auto_chooses_an_interval_once_it_knows_what_a_replay_takes(job: Start) -> None:

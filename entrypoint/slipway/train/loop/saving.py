@@ -72,7 +72,7 @@ class TrainingContents:
             "stages": count_stages(training),
             "optimizer": values,
             "scaler": training.scaler.state_dict(),
-            **({"clean": training.replays.clean} if training.replays.active else {}),
+            **training.replays.state(),
         }
 
 
@@ -119,8 +119,7 @@ def resume(training: Training, wanted: str) -> bool:
         training.scaler.load_state_dict(state["scaler"])
     training.step, training.position, training.reported = snapshot.step, state["position"], state["reported"]
     load_ranks(training, snapshot, options.seed + 1 + context.place.rank + snapshot.step)
-    # Nobody looked at what was trained without replays.
-    training.replays.clean = min(snapshot.step, max(training.replays.clean, state.get("clean", snapshot.step)))
+    training.replays.resume(snapshot.step, state)
     training.snapshots.settle(found, TrainingContents(training), is_save_due(training))
     return True
 

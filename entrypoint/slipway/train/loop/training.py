@@ -18,6 +18,7 @@ from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, dec
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
 from slipway.train.observe.comparability import kinds_of_ranks, require_replayable
+from slipway.train.observe.findings import was_found
 from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.own_time import OwnTime
 from slipway.train.observe.replay import Replays
@@ -136,7 +137,9 @@ def make_replays(
         except ReplayError as reason:
             every = 0
             context.say(f"note: no micro-batch is replayed (--replay-every): {reason}")
-    return Replays(context, task.model, lambda batch: compute_alone(task, precision, scaler, batch), every, kinds)
+    replays = Replays(context, task.model, lambda batch: compute_alone(task, precision, scaler, batch), every, kinds)
+    replays.agreed = replays.active and was_found(context)
+    return replays
 
 
 def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -46,6 +46,12 @@ def record_finding(context: Context, error: ReplicasDifferError | WrongArithmeti
         raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}") from None
 
 
+def was_found(context: Context) -> bool:
+    """Return whether a rank was found to compute wrongly earlier in this run; by all ranks."""
+    earlier = read_differences(context.place.run_dir) if context.place.rank == 0 else []
+    return any(context.gather_number(any(each.kind == FindingKind.ARITHMETIC for each in earlier)))
+
+
 def wrong_nodes(context: Context, ranks: Sequence[int]) -> list[str]:
     """Return the nodes of the ranks that are wrong; by all ranks."""
     nodes = list(dict.fromkeys(context.share_text(node_name(context), rank) for rank in ranks))

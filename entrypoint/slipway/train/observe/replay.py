@@ -108,6 +108,7 @@ class Replays:
         """
         self._context, self._model, self._compute, self._alike = context, model, compute, alike
         self._every = 0 if context.side is None else every
+        self._recorded = self._every != 0  # in snapshots, also after the replays have ended by themselves
         self._steps, self._since, self._once, self._turn = 0, 0.0, 0.0, 0
         self._kept: Given | Exception | None = None
         self._checked = False
@@ -124,12 +125,21 @@ class Replays:
             *(f"the gradient of {name}" for name in self._parameters),
         )
         self.clean = 0  # the last step at which all ranks computed the same
-        self.agreed = False  # whether they ever did, since this process began
+        self.agreed = False  # whether they ever did, in this attempt or an earlier one
 
     @property
     def active(self) -> bool:
         """Whether micro-batches are replayed."""
         return self._every != 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what a snapshot says of the replays, as JSON; nothing if none were asked for."""
+        return {"clean": self.clean, "agreed": self.agreed} if self._recorded else {}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of that step, which has this state. What was trained without replays counts as right."""
+        self.clean = min(step, max(self.clean, state.get("clean", step)))
+        self.agreed = self.agreed or state.get("agreed", False)
 
     def keep(self, step: int, batch: Batch) -> None:
         """Keep the first micro-batch of a step if it is to be replayed; call before anything is computed with it."""
