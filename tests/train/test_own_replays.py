@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import faulty_worker
 import pytest
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from own_replays import FORMS
 from own_runs import assert_equal, results
+from replay_trials import Exchange, ThreadContext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training_jobs import Job
@@ -22,7 +24,9 @@ from training_jobs import Run as Ended
 
 import slipway
 from slipway.train.observe.micro_batches import ReplayError
-from slipway.train.own.replaying import compute_apart
+from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError
+from slipway.train.own import replaying
+from slipway.train.own.replaying import OwnReplays, compute_apart
 
 Work = Callable[[nn.Module, torch.Tensor], Any]
 
@@ -193,3 +197,50 @@ def test_before_all_ranks_have_agreed_once_nobody_is_named(server: None, tmp_pat
     )
     assert "if what is computed depends on the rank" in run.output
     assert not (tmp_path / "replicas.json").exists()
+
+
+class Disk:
+    """Stands for the snapshots of a job, of these steps. `after`: the step after which they were set aside."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.after = steps, -1
+        self.memory = SimpleNamespace(forget=lambda: None)
+
+    def wait(self, step: int) -> None:
+        """None is being written."""
+
+    def has(self, until: int) -> bool:
+        return any(step <= until for step in self.steps)
+
+    def set_aside(self, after: int) -> None:
+        self.after = after
+
+
+@pytest.mark.parametrize(
+    ("state", "after", "start"),
+    [
+        ({}, 10, "a snapshot of step 10 or before, where the replays began"),
+        ({"clean": 8, "agreed": True}, 8, "a snapshot of step 8 or before, when all ranks agreed"),
+        ({"clean": 0, "agreed": False}, 0, "the beginning"),
+    ],
+)
+def test_a_loop_returns_at_most_to_where_its_replays_began(
+    state: dict[str, Any], after: int, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(replays: Replays, step: int) -> NoReturn:
+        difference = WrongArithmetic((0,), 0, "", "sum in fp32")
+        raise WrongArithmeticError(str(difference), difference, proven=True)
+
+    monkeypatch.setattr(Replays, "check", find)
+    monkeypatch.setattr(replaying, "was_found", lambda context: False)
+    monkeypatch.setattr(replaying, "record_finding", lambda context, error: None)
+    context, disk = ThreadContext(Exchange(1), 0, 1), Disk(5, 10)
+    objects = SimpleNamespace(named_of_kind=lambda kind: {"model": nn.Linear(1, 1)})
+    own = OwnReplays(context, objects)  # type: ignore[arg-type]
+    own.resume(10, {"loop": "own", **state})
+    assert own.state() == state
+    with pytest.raises(WrongArithmeticError):
+        own.check(12, losses, (torch.ones(1, 1),), 1, disk)  # type: ignore[arg-type]
+    assert disk.after == after
+    assert own.state() == {"clean": after, "agreed": bool(state.get("agreed"))}
+    assert [line.partition("; ")[2] for line in context.said] == [f"the next attempt starts from {start}"]

@@ -132,6 +132,11 @@ class Replays:
         """Whether micro-batches are replayed."""
         return self._every != 0
 
+    @property
+    def right_until(self) -> str:
+        """Return, for messages, of which step a snapshot may be that was made before a rank computed wrongly."""
+        return f"step {self.clean} or before, {'when all ranks agreed' if self.agreed else 'where the replays began'}"
+
     def state(self) -> dict[str, Any]:
         """Return what a snapshot says of the replays, as JSON; nothing if none were asked for."""
         return {"clean": self.clean, "agreed": self.agreed} if self._recorded else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from slipway.options.common import AUTO
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.observe.comparability import kinds_of_ranks, require_replayable
-from slipway.train.observe.findings import record_finding
+from slipway.train.observe.findings import record_finding, was_found
 from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.replay import Replays, WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
@@ -30,14 +30,20 @@ class OwnReplays:
     """Replays micro-batches of a loop that says itself what computes them."""
 
     def __init__(self, context: Context, objects: Objects) -> None:
-        """They begin with the first `look`."""
+        """They begin with the first `check`."""
         self._context, self._objects = context, objects
-        self._work: Work  # of the last `look`
+        self._work: Work  # of the last `check`
         self._replays: Replays | None = None
-        self._step = -1  # at which `look` was called last
-        self.clean: int | None = (
-            None  # the last step at which all ranks computed the same, of this attempt or an earlier one
-        )
+        self._step = -1  # at which `check` was called last
+        self._resumed: tuple[int, Mapping[str, Any]] = (0, {})  # the step of a snapshot, and what it says of replays
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of that step, which has this state."""
+        self._resumed = step, {name: state[name] for name in ("clean", "agreed") if name in state}
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what a snapshot says of the replays; until they begin, what the one that was resumed from says."""
+        return self._replays.state() if self._replays else self._resumed[1]
 
     def check(self, step: int, work: Work, batch: tuple[Any, ...], every: int | str, snapshots: JobSnapshots) -> None:
         """Replay `batch` if it is the first of this `step`, and one that is due; by all ranks.
@@ -46,20 +52,17 @@ class OwnReplays:
         """
         if self._replays is None:
             self._replays = self._begin(every)
-        if step != self._step:
-            self._step, self._work = step, work
-            self._replays.keep(step, batch)
-            found: ReplicasDifferError | WrongArithmeticError | None = None
-            try:
-                self._replays.check(step)
-            except (ReplicasDifferError, WrongArithmeticError) as error:
-                found = error
-            if found:  # here, so that what follows is not its consequence in a traceback
-                self._end_attempt(found, snapshots)
-        if not self._replays.active:
-            self.clean = None
-        elif self._replays.agreed:
-            self.clean = self._replays.clean
+        if step == self._step:
+            return
+        self._step, self._work = step, work
+        self._replays.keep(step, batch)
+        found: ReplicasDifferError | WrongArithmeticError | None = None
+        try:
+            self._replays.check(step)
+        except (ReplicasDifferError, WrongArithmeticError) as error:
+            found = error
+        if found:  # here, so that what follows is not its consequence in a traceback
+            self._end_attempt(found, self._replays, snapshots)
 
     def _begin(self, every: int | str) -> Replays:
         """Prepare replays, none where the model forbids them; a line says why. Raises ConfigurationError."""
@@ -90,21 +93,22 @@ class OwnReplays:
             kinds,
             alike=False,
         )
-        if self.clean is not None:
-            replays.clean, replays.agreed = self.clean, True
+        replays.agreed = replays.active and was_found(self._context)
+        replays.resume(*self._resumed)
         return replays
 
-    def _end_attempt(self, error: ReplicasDifferError | WrongArithmeticError, snapshots: JobSnapshots) -> NoReturn:
+    def _end_attempt(
+        self, error: ReplicasDifferError | WrongArithmeticError, replays: Replays, snapshots: JobSnapshots
+    ) -> NoReturn:
         """Set aside the snapshots that may contain wrong numbers, record which node was wrong, and raise what ends the process.
 
         By all ranks. The next attempt resumes from a snapshot of the last step at which all ranks agreed, or before.
         """
-        clean = -1 if self.clean is None else self.clean
-        start = "the beginning" if clean < 0 else f"a snapshot of step {clean} or before, when all ranks agreed"
         snapshots.wait(self._step)
         snapshots.memory.forget()
+        start = f"a snapshot of {replays.right_until}" if snapshots.has(replays.clean) else "the beginning"
         self._context.say(f"{error}; the next attempt starts from {start}")
-        snapshots.set_aside(clean)
+        snapshots.set_aside(replays.clean)
         record_finding(self._context, error)
         raise error
 

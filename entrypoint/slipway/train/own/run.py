@@ -438,7 +438,7 @@ class ResumableRun:
             "position": self._position.describe(),
             "iteration": self._iteration,
             "seed": self._seed,
-            **({} if self._replays.clean is None else {"clean": self._replays.clean}),
+            **self._replays.state(),
         }
 
     def _restore(self) -> None:
@@ -455,7 +455,7 @@ class ResumableRun:
             self._objects.load(found.snapshot)
             self.state.update(unpack(state["values"], found.snapshot.tensors["run"]))
             self._before, self._iteration, self._seed = found.snapshot.step, state["iteration"], state["seed"]
-            self._replays.clean = state.get("clean")
+            self._replays.resume(found.snapshot.step, state)
             before = state["world_size"]
             rank = place.rank if before == place.world_size else None
             load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)

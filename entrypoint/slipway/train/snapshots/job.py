@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slipway.protocol.files import snapshot_name
+from slipway.protocol.files import list_snapshots, snapshot_name, snapshot_step
 from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
@@ -145,6 +145,11 @@ class JobSnapshots:
     def find(self, wanted: str, wants: Callable[[str, str], bool] = lambda stem, name: True) -> SharedSnapshot | None:
         """Return the snapshot to resume from, which `wanted` means: none, auto or a path. Raises as `share_snapshot` does."""
         return share_snapshot(self.context, wanted, wants, self.memory, self.parts)
+
+    def has(self, until: int) -> bool:
+        """Whether any disk has a snapshot of step `until` or before. By all ranks."""
+        paths = list_snapshots(self.writer.folder) if self.parts.on_disk else []
+        return any(self.context.total(sum(snapshot_step(path) <= until for path in paths)))
 
     def set_aside(self, after: int) -> None:
         """Rename the snapshots of later steps on the disks: what they hold may be wrong. By all ranks, none of which writes."""
