@@ -130,12 +130,18 @@ def calm(store: FakeStore) -> None:
 
 
 def make_snapshot(
-    run: Path, step: int, attempt: int = 1, part: int = 0, parts: list[int] | None = None, size: int = 40
+    run: Path,
+    step: int,
+    attempt: int = 1,
+    part: int = 0,
+    parts: list[int] | None = None,
+    size: int = 40,
+    clean: int | None = None,
 ) -> Path:
     """A snapshot on the disk with a model of so many bytes, as slipway/train/snapshots/snapshot.py writes it."""
     folder = run / "snapshots" / (part_name(part) if part else "") / snapshot_name(step)
     folder.mkdir(parents=True)
-    state = json.dumps({"parts": parts}).encode()
+    state = json.dumps({"parts": parts, **({} if clean is None else {"clean": clean})}).encode()
     model = random.Random(step * 1000 + part).randbytes(size)
     files = {"state.json": state, "model.safetensors": model}
     for name, content in files.items():

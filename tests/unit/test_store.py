@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from store_contract import CONTRACT
 from slipway.launch.run_directory.bookkeeping import write_ledger
 from slipway.launch.run_directory.directory import NodeDirectory
 from slipway.launch.verdict.ledger import Ledger
-from slipway.protocol.files import MANIFEST, RUN_FILE, newest_step
+from slipway.protocol.files import MANIFEST, RUN_FILE, SUSPECT, newest_step
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim
@@ -347,6 +348,124 @@ def test_as_many_snapshots_are_kept_as_asked_and_those_of_earlier_attempts_count
     make_snapshot(tmp_path, 4, attempt=2)
     later.tick()
     assert steps_in(store) == [4, 3]
+
+
+def set_aside(folder: Path) -> None:
+    """As a training does whose replays have found a rank that computes wrongly."""
+    folder.rename(folder.with_name(f"{SUSPECT}{folder.name}"))
+
+
+def test_no_job_resumes_from_what_the_training_has_set_aside_and_the_step_is_copied_again(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    run = tmp_path / "one"
+    own = copier(store, run)
+    for step in (5, 10):
+        folder = make_snapshot(run, step)
+        assert own.tick()
+    set_aside(folder)
+    found = restore(store, "run", run, [0])
+    assert (found.step, found.newest) == (None, 5), "this disk knows it before the store does"
+    assert found.skipped == ("step 10 was set aside on this disk, since it may contain wrong numbers",)
+    assert not own.tick()
+    assert steps_in(store) == [5]
+    assert (own.progress.step, own.copied) == (5, 5)
+    assert restore(store, "run", tmp_path / "two", [0]).step == 5
+    again = make_snapshot(run, 10, size=20)
+    assert own.tick()
+    assert steps_in(store) == [10, 5]
+    later = copier(store, run, attempt=2)
+    assert not later.tick()
+    assert steps_in(store) == [10, 5], "what has the place of the suspect stays"
+    assert restore(store, "run", tmp_path / "two", [0]).step == 10
+    copy = tmp_path / "two/snapshots" / again.name / "model.safetensors"
+    assert copy.read_bytes() == (again / "model.safetensors").read_bytes()
+    assert (run / f"snapshots/{SUSPECT}step-00000010/model.safetensors").is_file()
+
+
+def test_a_later_attempt_deletes_copies_that_an_earlier_one_could_not(tmp_path: Path) -> None:
+    store, run = FakeStore(), tmp_path / "run"
+    for step in (5, 10):
+        folder = make_snapshot(run, step)
+        copier(store, run).tick()
+    set_aside(folder)
+    later = copier(store, run, attempt=2)
+    assert not later.tick()
+    assert steps_in(store) == [5]
+    assert restore(store, "run", tmp_path / "two", [0]).step == 5
+
+
+def test_a_snapshot_that_is_set_aside_while_it_is_copied_does_not_stay(tmp_path: Path) -> None:
+    store, run = FakeStore(), tmp_path / "run"
+    own = copier(store, run)
+    make_snapshot(run, 5)
+    own.tick()
+    folder = make_snapshot(run, 10)
+
+    def set_aside_now(kind: str, name: str) -> None:
+        if kind == "create" and name.endswith(MANIFEST):
+            set_aside(folder)
+
+    store.before = set_aside_now
+    assert own.tick()
+    calm(store)
+    assert steps_in(store) == [10, 5]
+    assert not own.tick()
+    assert steps_in(store) == [5]
+
+
+def test_where_nothing_may_be_deleted_others_are_copied_and_the_reason_is_reported(tmp_path: Path) -> None:
+    store, run = FakeStore(), tmp_path / "run"
+    own = copier(store, run, keep=3)
+    for step in (5, 10):
+        folder = make_snapshot(run, step)
+        own.tick()
+    set_aside(folder)
+    make_snapshot(run, 15)
+
+    def refuse(kind: str, name: str) -> None:
+        if kind == "delete":
+            raise StoreRefusedError("AccessDenied")
+
+    store.before = refuse
+    assert own.tick()
+    with pytest.raises(StoreRefusedError):
+        own.tick()
+    calm(store)
+    assert not own.tick()
+    assert steps_in(store) == [15, 5]
+
+
+def test_a_step_that_the_same_attempt_reaches_again_replaces_its_copy_the_manifest_first(tmp_path: Path) -> None:
+    store, run = FakeStore(), tmp_path / "run"
+    own = copier(store, run)
+    for step in (5, 10):
+        folder = make_snapshot(run, step)
+        own.tick()
+    shutil.rmtree(folder)
+    make_snapshot(run, 10, size=20)
+    store.requests.clear()
+    assert own.tick()
+    changes = [name for kind, name in store.requests if kind in ("write", "create", "delete") and "/snapshots/" in name]
+    assert changes[0] == changes[-1] == "run/attempt-00000001/snapshots/step-00000010/manifest.json"
+    assert (steps_in(store), own.progress.step) == ([10, 5], 10)
+    catalog = Catalog(store, "run")
+    catalog.refresh()
+    assert all(is_valid(store, each[0]) for each in catalog.sets())
+
+
+def test_the_newest_snapshot_without_wrong_numbers_is_kept_as_far_as_the_newest_of_all_knows(tmp_path: Path) -> None:
+    store = FakeStore()
+    for step, clean_until, kept in (
+        (5, 0, [5]),
+        (10, 8, [10, 5]),
+        (15, 8, [15, 5]),
+        (20, 8, [20, 5]),
+        (25, 21, [25, 20]),
+    ):
+        make_snapshot(tmp_path, step, clean=clean_until)
+        copier(store, tmp_path, keep=1).tick()
+        assert steps_in(store) == kept
 
 
 def test_a_slow_store_gets_the_newest_snapshot_and_none_twice(tmp_path: Path) -> None:

@@ -188,6 +188,19 @@ def test_of_a_run_that_has_the_name_of_a_deleted_one_nothing_older_is_shown(
     assert stored.fetch_run(address, snapshots=True) == after
 
 
+def test_a_snapshot_that_the_job_has_set_aside_leaves_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address, run = kept_run(tmp_path, outcome=""), tmp_path / "run"
+    path = stored.fetch_run(address, snapshots=True)
+    (run / "snapshots/step-00000020").rename(run / "snapshots/suspect-step-00000020")
+    make_snapshot(run, 10)
+    Copier(FolderStore(tmp_path / "store"), Assignment("job", 1, run, run, (0,), 2), Pace(), "me").finish()
+    assert stored.fetch_run(address, snapshots=True) == path
+    assert [each.name for each in (path / "snapshots").iterdir()] == ["step-00000010"]
+
+
 def test_a_run_in_a_store_without_an_outcome_may_still_run(slipway: Slipway, tmp_path: Path) -> None:
     answer = slipway("status", kept_run(tmp_path, outcome=""), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert "no outcome in the store" in answer.out

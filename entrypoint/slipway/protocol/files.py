@@ -28,6 +28,8 @@ PART = "part-"  # folders below SNAPSHOTS, where parameters are spread over rank
 # In each trace's folder: its steps and the ranks' clocks; the ranks' files in one.
 CLOCKS_FILE, MERGED_FILE = "clocks.json", "trace.json.gz"
 MANIFEST = "manifest.json"  # in each snapshot's folder
+SUSPECT = "suspect-"  # before the name of a snapshot that was set aside, since it may contain wrong numbers
+WITHDRAWN = "withdrawn"  # in the folder of such a snapshot: the store has no copy of it that counts
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
@@ -118,6 +120,12 @@ def list_snapshots(folder: Path) -> list[Path]:
     """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
     found = [path for path in folder.glob(f"{STEP}*") if number_in(path.name, STEP) is not None]
     return sorted(found, key=snapshot_step, reverse=True)
+
+
+def list_suspects(folder: Path) -> list[Path]:
+    """Snapshots in `folder` that were set aside."""
+    before = f"{SUSPECT}{STEP}"
+    return [path for path in folder.glob(f"{before}*") if number_in(path.name, before) is not None]
 
 
 def part_name(part: int) -> str:

@@ -43,13 +43,20 @@ class StoredSnapshot(NamedTuple):
         return len(self.manifest) + sum(file.size for file in self.files.values())
 
 
+class StateFacts(NamedTuple):
+    """What the state of a snapshot says that matters here: see `Catalog.parts` and `Catalog.clean_until`."""
+
+    parts: tuple[int, ...]
+    clean: int
+
+
 class Catalog:
-    """The snapshots of a run in a store. Manifests never change, so each is read once."""
+    """The snapshots of a run in a store. Each manifest is read once: one that changes is deleted before."""
 
     def __init__(self, store: ObjectStore, run: str) -> None:
         self._store, self._run = store, run
         self._manifests: dict[Location, bytes] = {}
-        self._parts: dict[tuple[Location, bytes], tuple[int, ...]] = {}
+        self._facts: dict[tuple[Location, bytes], StateFacts] = {}
         self.objects: dict[Location, dict[str, int]] = {}  # by place: each object below its folder, and its size
 
     def refresh(self) -> None:
@@ -60,6 +67,10 @@ class Catalog:
                 objects.setdefault(found[0], {})[found[1]] = size
         self.objects = objects
         self._manifests = {place: text for place, text in self._manifests.items() if MANIFEST in objects.get(place, {})}
+
+    def forget(self, place: Location) -> None:
+        """Read the manifest at a place again: another one is about to be written there."""
+        self._manifests.pop(place, None)
 
     def name(self, place: Location, file: str) -> str:
         """The name of an object of a snapshot in the store."""
@@ -83,7 +94,7 @@ class Catalog:
 
     def snapshot(self, place: Location) -> StoredSnapshot | None:
         """The snapshot at a place; None where it is not complete."""
-        if (text := self._read_manifest(place)) is None:
+        if (text := self.manifest(place)) is None:
             return None
         try:
             manifest = parse_json(text)
@@ -106,17 +117,16 @@ class Catalog:
 
     def parts(self, stored: StoredSnapshot) -> tuple[int, ...] | None:
         """For each rank of the job the part that it holds; empty where all ranks hold the same, None where nothing says."""
-        known = (stored.place, stored.manifest)
-        if known not in self._parts:
-            try:
-                state = parse_json(b"".join(map(self._store.read, stored.files[STATE].objects)))
-            except (ValueError, RecursionError, MissingObjectError):  # damaged, or deleted since it was listed
-                return None
-            parts = state.get("parts") if isinstance(state, dict) else None
-            self._parts[known] = tuple(part for part in parts or () if type(part) is int)
-        return self._parts[known]
+        facts = self._read_facts(stored)
+        return facts.parts if facts else None
 
-    def _read_manifest(self, place: Location) -> bytes | None:
+    def clean_until(self, stored: StoredSnapshot) -> int:
+        """The step until which all ranks are known to have computed the same (`clean` in the state); -1 where nothing says."""
+        facts = self._read_facts(stored)
+        return facts.clean if facts else -1
+
+    def manifest(self, place: Location) -> bytes | None:
+        """The manifest at a place; None where there is none."""
         if MANIFEST not in self.objects.get(place, {}):
             return None
         if place not in self._manifests:
@@ -125,6 +135,20 @@ class Catalog:
             except MissingObjectError:  # deleted since it was listed
                 return None
         return self._manifests[place]
+
+    def _read_facts(self, stored: StoredSnapshot) -> StateFacts | None:
+        known = (stored.place, stored.manifest)
+        if known not in self._facts:
+            try:
+                state = parse_json(b"".join(map(self._store.read, stored.files[STATE].objects)))
+            except (ValueError, RecursionError, MissingObjectError):  # damaged, or deleted since it was listed
+                return None
+            state = state if isinstance(state, dict) else {}
+            parts, clean = state.get("parts") or (), state.get("clean")
+            self._facts[known] = StateFacts(
+                tuple(part for part in parts if type(part) is int), clean if type(clean) is int else -1
+            )
+        return self._facts[known]
 
     def _find(self, place: Location, file: str, size: int, there: Mapping[str, int]) -> tuple[str, ...]:
         """The objects of a file that have its size together; none where they do not."""

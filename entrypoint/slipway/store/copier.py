@@ -28,11 +28,13 @@ from slipway.protocol.files import (
     METRICS_FILE,
     RUN_FILE,
     STORE_FILE,
+    WITHDRAWN,
     attempt_in,
     list_snapshots,
     read_json,
     snapshot_attempt,
     snapshot_step,
+    touch_run_file,
     write_passing_json,
 )
 from slipway.store.address import parse_store
@@ -51,6 +53,7 @@ from slipway.store.objects import (
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
+from slipway.store.suspects import find_suspects, withdraw
 from slipway.store.upload import AbandonedError, DamagedError, Pace, VanishedError, upload
 
 POLL = 1.0  # s between polls of the disk
@@ -123,20 +126,24 @@ class Copier:
         self._metrics_at = self._looked_at = 0.0
 
     def tick(self) -> bool:
-        """Copy what is due; returns whether a snapshot was copied. Raises StoreError, SupersededAttemptError."""
+        """Copy what is due; returns whether a snapshot was copied. Raises StoreError, SupersededAttemptError, OSError."""
         if not self._claimed and not self._claim():
             return False
         self._read_claims()
         if self.to.leader:
             self._copy_records()
+        refused = self._withdraw()
         found = self._next()
         if found is None:
+            if refused:
+                raise refused
             if self._unclean and not self.finishing():
                 self._clean()
             return False
         version, part, path, manifest = found
         self.progress.copying, self.progress.done, self.progress.total = version[1], 0, 0
         place = Location(self.to.attempt, version[1], part)
+        self.catalog.forget(place)
         before = self.progress.bytes
 
         def note(done: int, total: int) -> None:
@@ -220,6 +227,27 @@ class Copier:
         if abs(self.clock() - self._metrics_at) >= METRICS_EVERY:
             self._metrics_at = self.clock()
             self.recorder.copy((METRICS_FILE,))
+
+    def _withdraw(self) -> StoreRefusedError | None:
+        """Delete the copies of snapshots that the training has set aside. Returns why it is refused: others are copied anyway.
+
+        Raises StoreError, SupersededAttemptError, OSError.
+        """
+        suspects = [suspect for part in self._parts for suspect in find_suspects(self.to.path, part)]
+        if not suspects:
+            return None
+        self.catalog.refresh()
+        try:
+            for suspect in suspects:
+                withdraw(self.store, self.to.run, self.to.attempt, self.catalog, suspect)
+                self._done.discard((suspect.part, suspect.manifest))
+                touch_run_file(suspect.path / WITHDRAWN)
+        except StoreRefusedError as error:
+            return error
+        self.catalog.refresh()
+        self.progress.step = self.progress.taken = None
+        self._report_newest()
+        return None
 
     def _settle(self) -> None:
         """After a snapshot was copied: note it, copy the metrics up to it, and delete what it replaces."""

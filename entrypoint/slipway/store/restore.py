@@ -10,6 +10,7 @@ from slipway.protocol.files import list_snapshots, snapshot_attempt, snapshot_st
 from slipway.store.catalog import Catalog, StoredSnapshot, Version
 from slipway.store.download import CorruptError, download, snapshots_folder
 from slipway.store.objects import MissingObjectError, ObjectStore
+from slipway.store.suspects import find_suspects
 from slipway.store.upload import verify
 
 
@@ -54,6 +55,10 @@ def restore(
     catalog.refresh()
     skipped: list[str] = []
     for stored in catalog.sets():
+        step = stored[0].place.step
+        if any(each.manifest == aside.manifest for each in stored for aside in find_suspects(path, each.place.part)):
+            skipped.append(f"step {step} was set aside on this disk, since it may contain wrong numbers")
+            continue
         try:
             taken = catalog.taken(stored[0])
             wanted = _wanted(catalog, stored, ranks)
@@ -61,9 +66,9 @@ def restore(
             for each in lacking:
                 download(store, each, path, taken, parallel, note)
         except (CorruptError, MissingObjectError) as error:
-            skipped.append(f"step {stored[0].place.step}: {error}")
+            skipped.append(f"step {step}: {error}")
             continue
-        size, step = sum(each.size for each in lacking), stored[0].place.step
+        size = sum(each.size for each in lacking)
         return Restored(step if lacking else None, size, tuple(skipped), step, taken)
     return Restored(skipped=tuple(skipped))
 

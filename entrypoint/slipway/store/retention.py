@@ -16,8 +16,8 @@ OTHERS = re.compile(r"attempt-(\d{8})/(record/)?.*|claims/\.(\d{8})\..*", re.DOT
 
 
 def clean(store: ObjectStore, run: str, attempt: int, keep: int, catalog: Catalog) -> None:
-    """Keep the newest `keep` complete snapshots. Delete older ones, what interrupted uploads left, and records of earlier
-    attempts.
+    """Keep the newest `keep` complete snapshots, and the newest of a step until which all ranks are known to have computed the
+    same, by what the newest of all says. Delete older ones, what interrupted uploads left, and records of earlier attempts.
 
     `catalog` has been looked at since the newest snapshot was stored. Raises StoreError, and SupersededAttemptError before the
     first request after a later attempt has claimed the run.
@@ -26,16 +26,24 @@ def clean(store: ObjectStore, run: str, attempt: int, keep: int, catalog: Catalo
     own = next((each[0].place for each in complete if each[0].place.attempt == attempt), None)
     if own is None:
         return
-    needed = [stored for each in complete[:keep] for stored in each]
-    kept, oldest = {stored.place for stored in needed}, min(stored.version for stored in needed)
+    oldest = min(stored.version for each in complete[:keep] for stored in each)
+    until = catalog.clean_until(complete[0][0])
+    needed = complete[:keep] + [each for each in complete if each[0].place.step <= until][:1]
+    kept = {stored.place for each in needed for stored in each}
     for place in sorted(catalog.objects):
         if place not in kept and _is_replaced(place, own, oldest):
-            names = [catalog.name(place, file) for file in catalog.objects[place]]
-            manifest = catalog.name(place, MANIFEST)
-            # First: half a snapshot must not look like a damaged one.
-            _delete(store, run, attempt, [name for name in names if name == manifest])
-            _delete(store, run, attempt, [name for name in names if name != manifest])
+            remove(store, run, attempt, [catalog.name(place, file) for file in catalog.objects[place]])
     _delete(store, run, attempt, _left_behind(store, run, attempt))
+
+
+def remove(store: ObjectStore, run: str, attempt: int, names: Iterable[str]) -> None:
+    """Delete the objects of a snapshot, its manifest first: half a snapshot must not look like a damaged one.
+
+    Raises StoreError, and SupersededAttemptError before the first request after a later attempt has claimed the run.
+    """
+    listed = list(names)
+    for is_manifest in (True, False):
+        _delete(store, run, attempt, [name for name in listed if name.endswith(f"/{MANIFEST}") == is_manifest])
 
 
 def _is_replaced(place: Location, own: Location, oldest: Version) -> bool:

@@ -17,9 +17,10 @@ from io import BufferedReader
 from pathlib import Path
 
 from slipway.protocol.files import LARGEST, MANIFEST, open_run_file, parse_json
-from slipway.store.claims import SupersededAttemptError, require_newest
+from slipway.store.claims import require_newest
 from slipway.store.layout import Location
-from slipway.store.objects import ObjectStore
+from slipway.store.objects import ObjectStore, StoreError
+from slipway.store.retention import remove
 
 PIECE = 64 << 20  # bytes
 SMALLEST = 4 << 20  # of a piece, where the rate is limited
@@ -80,12 +81,19 @@ def upload(
 ) -> None:
     """Copy a snapshot's `folder` to its place in the store. `note` is called with the bytes that are done, and with all bytes.
 
+    If this attempt has stored another snapshot of this step, and has then returned to an earlier one, that is deleted first.
+
     Raises VanishedError and DamagedError for the folder, AbandonedError, StoreError, and SupersededAttemptError where a later
     attempt has claimed the run. Whatever it raises, readers find no manifest, and so no snapshot.
     """
     require_newest(store, run, place.attempt)
+    prefix = f"{run}/{place.folder}"
+    its_manifest = f"{prefix}{MANIFEST}"
     with ExitStack() as stack:
         manifest, files = _open_all(folder, stack)
+        there = store.list_objects(prefix)
+        if its_manifest in there and store.read(its_manifest) != manifest:
+            remove(store, run, place.attempt, there)
         total, done = sum(os.fstat(file.fileno()).st_size for file, _ in files.values()), 0
         sent = _Sender(store, pace, stack)
         for name, (file, sha256) in files.items():
@@ -94,16 +102,15 @@ def upload(
                 if abandoned():
                     raise AbandonedError
                 digest.update(content)
-                sent.send(f"{run}/{place.folder}{piece}", content)
+                sent.send(f"{prefix}{piece}", content)
                 done += len(content)
                 note(done, total)
             if digest.hexdigest() != sha256:
                 raise DamagedError(f"{folder / name} is not what its manifest says")
         sent.wait()
     require_newest(store, run, place.attempt)
-    name = f"{run}/{place.folder}{MANIFEST}"
-    if not store.create(name, manifest) and store.read(name) != manifest:
-        raise SupersededAttemptError(f"another launcher has stored {place.folder}")
+    if not store.create(its_manifest, manifest) and store.read(its_manifest) != manifest:
+        raise StoreError(f"{its_manifest} is not the one that was written last, so the snapshot is copied again")
 
 
 def _open_all(folder: Path, stack: ExitStack) -> tuple[bytes, Mapping[str, tuple[BufferedReader, str]]]:

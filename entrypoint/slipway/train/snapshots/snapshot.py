@@ -30,6 +30,7 @@ from slipway.protocol.files import (
     LARGEST,
     MANIFEST,
     STEP,
+    SUSPECT,
     held_folder,
     list_snapshots,
     open_run_file,
@@ -156,9 +157,6 @@ def prune(folder: Path, written: Snapshot, keep: int) -> None:
         if path not in wanted and snapshot_attempt(path) <= written.attempt:
             # A half-deleted snapshot must not look like a damaged one.
             remove_tree(path.rename(folder / f".{path.name}.deleting"))
-
-
-SUSPECT = "suspect-"  # before the name of a snapshot that nobody resumes from
 
 
 def set_aside(folder: Path, after: int) -> list[Path]:
