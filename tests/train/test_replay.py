@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+import threading
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -364,6 +365,30 @@ def test_what_other_ranks_cannot_rebuild_turns_replays_off_with_a_line(
     assert outcome.found is None
     [line] = outcome.said
     assert line.startswith(f"note: no more replays: rank 0: {reason}. A replay sends dense tensors"), line
+
+
+def fail_on(thread: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what this one does, but not on the rank whose thread has this name: memory runs out there."""
+
+    def fail(*args: Any, **more: Any) -> Any:
+        if threading.current_thread().name == thread:
+            raise torch.OutOfMemoryError("out of memory")
+        return function(*args, **more)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [(0, "raw_bytes"), (0, "describe"), (1, "make_room"), (0, "rebuild"), (2, "rebuild")],
+)
+def test_where_memory_runs_out_on_one_rank_while_a_micro_batch_is_sent_replays_end_on_all_with_a_line(
+    wrong: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, name, fail_on(f"rank {wrong}", getattr(replay, name)))
+    outcome = run_ranks("plain", 3, 4, 3)
+    assert outcome.found is None
+    assert outcome.said == (f"note: no more replays: rank {wrong}: OutOfMemoryError: out of memory",)
 
 
 def test_a_sparse_gradient_turns_replays_off_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

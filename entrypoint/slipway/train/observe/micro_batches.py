@@ -83,3 +83,8 @@ def rebuild(piece: torch.Tensor, form: Mapping[str, Any], device: torch.device) 
     """Return the tensor that `describe` described, in memory of its own, aligned alike on all ranks."""
     data = piece.clone().view(getattr(torch, form["dtype"])).as_strided(form["shape"], form["stride"])
     return data.to(device) if form["on_device"] else data
+
+
+def make_room(size: int) -> torch.Tensor:
+    """Return memory for so many bytes that another rank sends."""
+    return torch.empty(size, dtype=torch.uint8)

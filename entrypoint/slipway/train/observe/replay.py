@@ -25,6 +25,7 @@ from slipway.train.observe.known_answers import find_wrong
 from slipway.train.observe.micro_batches import (
     ReplayError,
     describe,
+    make_room,
     put_together,
     rebuild,
     require_dense,
@@ -202,26 +203,44 @@ class Replays:
 
     def _share(self, source: int) -> Given:
         """What rank `source` has kept, on every rank, in memory of its own. Raises ReplayError, on all ranks."""
-        context, own, reason = self._context, Given(None, {}), ""
+        context, data = self._context, torch.empty(0, dtype=torch.uint8)
+        layout = reason = ""
         if context.place.rank == source:
             try:
                 own = self._complete(self._kept)
+                parts = [raw_bytes(tensor).cpu() for tensor in own.tensors.values()]
+                data = torch.cat([data, *parts])
+                forms = [describe(*item) for item in own.tensors.items()]
+                layout = json.dumps({"parts": own.parts, "tensors": forms})
             except Exception as error:  # whatever it is, the others wait for this rank
                 reason = explain(error)
         self._kept = None
-        layout = {"parts": own.parts, "tensors": [describe(*item) for item in own.tensors.items()], "reason": reason}
-        layout = json.loads(context.share_text(json.dumps(layout), source))
-        if layout["reason"]:
-            raise ReplayError(f"rank {source}: {layout['reason']}")
-        forms = layout["tensors"]
-        parts = [raw_bytes(tensor).cpu() for tensor in own.tensors.values()]
-        data = torch.cat(parts) if parts else torch.empty(sum(form["bytes"] for form in forms), dtype=torch.uint8)
+        self._require_none(reason)
+        described = json.loads(context.share_text(layout, source))
+        forms = described["tensors"]
+        sizes = [form["bytes"] for form in forms]
+        if context.place.rank != source:
+            try:
+                data = make_room(sum(sizes))
+            except Exception as error:
+                reason = explain(error)
+        self._require_none(reason)
         context.share(data, source)
-        pieces = torch.split(data, [form["bytes"] for form in forms])
-        rebuilt = {
-            form["name"]: rebuild(piece, form, context.device) for form, piece in zip(forms, pieces, strict=True)
-        }
-        return Given(layout["parts"], rebuilt)
+        rebuilt: dict[str, torch.Tensor] = {}
+        try:
+            for piece, form in zip(torch.split(data, sizes), forms, strict=True):
+                rebuilt[form["name"]] = rebuild(piece, form, context.device)
+        except Exception as error:
+            reason = explain(error)
+        self._require_none(reason)
+        return Given(described["parts"], rebuilt)
+
+    def _require_none(self, reason: str) -> None:
+        """Raise ReplayError, on all ranks, if any rank has a `reason` why it cannot go on."""
+        failed = self._context.gather_number(bool(reason))
+        if any(failed):
+            rank = failed.index(1)
+            raise ReplayError(f"rank {rank}: {self._context.share_text(reason, rank)}")
 
     def _complete(self, kept: Given | Exception | None) -> Given:
         """Add this rank's buffers and random generators. Raises ReplayError, or what `keep` has met."""
@@ -252,10 +271,7 @@ class Replays:
         except Exception as error:  # whatever it is, the others wait for this rank
             reason = explain(error)
             own = torch.zeros(len(self.places), dtype=torch.int64)
-        failed = self._context.gather_number(bool(reason))
-        if any(failed):
-            rank = failed.index(1)
-            raise ReplayError(f"rank {rank}: {self._context.share_text(reason, rank)}")
+        self._require_none(reason)
         return [tuple(row.tolist()) for row in self._context.gather(own)]
 
     def _sign(self, given: Given, within: AbstractContextManager[Any]) -> torch.Tensor:
