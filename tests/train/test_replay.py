@@ -259,12 +259,20 @@ def test_auto_measures_again_after_a_return_to_a_snapshot(monkeypatch: pytest.Mo
     assert isinstance(replays._every, int)
 
 
-def test_a_rank_that_cannot_compute_known_answers_is_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> str:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(replay, "find_wrong", fail)
-    assert known_wrong(CPU, KNOWN_SEEDS) == ""
+def test_a_rank_that_cannot_compute_known_answers_is_not_taken_for_right_and_a_line_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "find_wrong", fail_on("rank 1", lambda *_: ""))
+    outcome = run_ranks("plain", 3, 4, 5, kinds=(0, 1, 0), solve=True)
+    assert (outcome.replays, outcome.found) == (4, None)
+    assert outcome.said == (
+        "note: replays: rank 1 has not computed problems with known results, and so not been tested by them: "
+        "OutOfMemoryError: out of memory",
+    )
+    monkeypatch.setattr(replay, "find_wrong", fail_on("rank 0", lambda *_: "sum in fp32"))
+    found = run_ranks("plain", 2, 2, 5, 1, Fault("wrong bit", 1.0, random.Random(3)), solve=True).found
+    assert found is not None
+    assert (found.ranks, found.known) == ((), ""), "the only rank that was tested is no minority"
     monkeypatch.setattr(replay, "find_wrong", lambda device, seed, times: "sum" if seed == 2 else "")
     assert known_wrong(CPU, KNOWN_SEEDS) == "sum"
     assert known_wrong(CPU, [1]) == ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ Compute = Callable[[Batch], tuple[torch.Tensor, Sequence[torch.Tensor | None]]]
 
 PRIME = 1_000_003  # the sums of a module that is called several times are combined as digits of this base
 KNOWN_SEEDS, KNOWN_TIMES = range(4), 8  # of the problems with known answers that decide where there is no majority
+UNTESTED = 2  # what a rank tells that could not compute them; 1 is a wrong answer, 0 none
 SHOWN = 3  # places that a message lists
 
 
@@ -115,6 +116,7 @@ class Replays:
         self._checked = False
         self._kinds = divide(kinds or [0] * context.place.world_size)
         self._alone = [kind.ranks[0] for kind in self._kinds if kind.alone]
+        self._untested: set[int] = set()  # ranks of which a line said that they cannot compute known answers
         modules = dict(model.named_modules())
         self._leaves = {name: module for name, module in modules.items() if not any(module.children())}
         self._calls: dict[str, None] = {}  # modules in the order in which the forward pass called them
@@ -343,12 +345,27 @@ class Replays:
             raise ReplicasDifferError(str(difference), difference)
 
     def _solve(self, ranks: Collection[int], seeds: Iterable[int]) -> Unsolved:
-        """Compute problems with known answers on these ranks; by all ranks. Return which were wrong."""
+        """Compute problems with known answers on these ranks; by all ranks. Return which were wrong.
+
+        A line names each rank that could not compute them, once.
+        """
         if not ranks:
             return Unsolved()
-        own = known_wrong(self._context.device, seeds) if self._context.place.rank in ranks else ""
-        failing = [rank for rank, failed in enumerate(self._context.gather_number(bool(own))) if failed]
-        if not failing or 2 * len(failing) > self._context.place.world_size:
+        own = reason = ""
+        if self._context.place.rank in ranks:
+            try:
+                own = known_wrong(self._context.device, seeds)
+            except Exception as error:  # whatever it is, the others wait for this rank
+                reason = explain(error)
+        results = self._context.gather_number(UNTESTED if reason else bool(own))
+        failing, untested = ([rank for rank, each in enumerate(results) if each == what] for what in (1, UNTESTED))
+        if new := [rank for rank in untested if rank not in self._untested]:
+            self._untested.update(new)
+            self._context.say(
+                f"note: replays: {listing(new)} not computed problems with known results, and so not been tested by them: "
+                f"{self._context.share_text(reason, new[0])}"
+            )
+        if not failing or 2 * len(failing) > len(results) - len(untested):
             return Unsolved()  # nothing that is wrong on most ranks is one rank's fault
         return Unsolved(tuple(failing), self._context.share_text(own, failing[0]))
 
@@ -418,11 +435,8 @@ def explain(error: Exception) -> str:
 
 
 def known_wrong(device: torch.device, seeds: Iterable[int]) -> str:
-    """Return what is wrong first among problems with known answers; empty if nothing is, or if they cannot be computed."""
-    with suppress(Exception):  # whatever it is, the others wait for this rank
-        wrong = (find_wrong(device, seed, KNOWN_TIMES) for seed in seeds)
-        return next(filter(None, wrong), "")
-    return ""
+    """Return what is wrong first among problems with known answers; empty if nothing is."""
+    return next(filter(None, (find_wrong(device, seed, KNOWN_TIMES) for seed in seeds)), "")
 
 
 def combine(sums: Any) -> torch.Tensor:
