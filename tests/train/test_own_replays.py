@@ -23,6 +23,7 @@ from training_jobs import Job
 from training_jobs import Run as Ended
 
 import slipway
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError
 from slipway.train.own import replaying
@@ -105,7 +106,6 @@ def test_a_function_that_is_no_forward_and_backward_is_refused_and_changes_nothi
 @pytest.mark.parametrize(
     ("named", "every", "message"),
     [
-        ({}, 1, r"run.replay needs the model: pass it to slipway.resume\(model=…\)"),
         (
             {"model": nn.Linear(1, 1)},
             "often",
@@ -125,10 +125,30 @@ def test_a_call_that_makes_no_sense_ends_with_what_to_type(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_single_process_replays_nothing(own_run: None) -> None:
-    model = nn.Linear(1, 1)
-    run = slipway.resume(model=model)
+@pytest.mark.parametrize("more", [{"model": nn.Linear(1, 1)}, {}, {"snapshots": False}])
+def test_a_single_process_replays_nothing(more: dict[str, Any], own_run: None) -> None:
+    run = slipway.resume(**more)
     run.replay(pytest.fail, torch.ones(1, 1), every=1)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "message"),
+    [
+        (True, r"run.replay needs the model: pass it to slipway.resume\(model=…\)"),
+        (False, r"run.replay needs snapshots, .* Pass the model to slipway.resume\(model=…\) instead"),
+    ],
+)
+def test_without_a_model_several_processes_are_told_what_to_type_unless_nothing_is_to_be_replayed(
+    keeps: bool, message: str
+) -> None:
+    def check(every: int) -> None:
+        objects = SimpleNamespace(named_of_kind=lambda kind: {})
+        own = OwnReplays(ThreadContext(Exchange(1), 0, 1), objects, keeps)  # type: ignore[arg-type]
+        own.check(1, losses, (torch.ones(1, 1),), every, Disk())  # type: ignore[arg-type]
+
+    check(every=0)
+    with pytest.raises(ConfigurationError, match=message):
+        check(every=1)
 
 
 @pytest.fixture
@@ -236,7 +256,7 @@ def test_a_loop_returns_at_most_to_where_its_replays_began(
     monkeypatch.setattr(replaying, "record_finding", lambda context, error: None)
     context, disk = ThreadContext(Exchange(1), 0, 1), Disk(5, 10)
     objects = SimpleNamespace(named_of_kind=lambda kind: {"model": nn.Linear(1, 1)})
-    own = OwnReplays(context, objects)  # type: ignore[arg-type]
+    own = OwnReplays(context, objects, keeps=True)  # type: ignore[arg-type]
     own.resume(10, {"loop": "own", **state})
     assert own.state() == state
     with pytest.raises(WrongArithmeticError):

@@ -29,9 +29,9 @@ Work = Callable[..., Any]
 class OwnReplays:
     """Replays micro-batches of a loop that says itself what computes them."""
 
-    def __init__(self, context: Context, objects: Objects) -> None:
-        """They begin with the first `check`."""
-        self._context, self._objects = context, objects
+    def __init__(self, context: Context, objects: Objects, keeps: bool) -> None:
+        """They begin with the first `check`. `keeps`: there are snapshots."""
+        self._context, self._objects, self._keeps = context, objects, keeps
         self._work: Work  # of the last `check`
         self._replays: Replays | None = None
         self._step = -1  # at which `check` was called last
@@ -68,7 +68,14 @@ class OwnReplays:
         """Prepare replays, none where the model forbids them; a line says why. Raises ConfigurationError."""
         if every != AUTO and (not isinstance(every, int) or every < 0):
             raise ConfigurationError(f"run.replay(every={every!r}): type a number of steps, 0 for never, or 'auto'.")
+        if every == 0 or self._context.side is None:
+            return Replays(self._context, nn.Module(), lambda batch: compute_apart(self._work, batch, ()), 0)
         named = self._objects.named_of_kind(nn.Module)
+        if not (named or self._keeps):
+            raise ConfigurationError(
+                "run.replay needs snapshots, to which the training returns if a rank computes wrongly, and slipway.resume has "
+                "snapshots=False. Pass the model to slipway.resume(model=…) instead."
+            )
         if not named:
             raise ConfigurationError("run.replay needs the model: pass it to slipway.resume(model=…).")
         model = nn.Module()
@@ -76,14 +83,13 @@ class OwnReplays:
             model._modules[name] = each  # unlike add_module, with any name
         model = next(iter(named.values())) if len(named) == 1 else model
         kinds: list[int] = []
-        if every and self._context.side is not None:
-            try:
-                require_replayable(model, split=False)
-                require_one_model(self._context, model)
-                kinds = kinds_of_ranks(self._context)
-            except ReplayError as reason:
-                every = 0
-                self._context.say(f"note: no micro-batch is replayed (run.replay): {reason}")
+        try:
+            require_replayable(model, split=False)
+            require_one_model(self._context, model)
+            kinds = kinds_of_ranks(self._context)
+        except ReplayError as reason:
+            every = 0
+            self._context.say(f"note: no micro-batch is replayed (run.replay): {reason}")
         parameters = list(model.parameters())
         replays = Replays(
             self._context,

@@ -152,7 +152,7 @@ class ResumableRun:
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         self._position = Position(context)
-        self._replays = OwnReplays(context, objects)
+        self._replays = OwnReplays(context, objects, keeps)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
         place = context.place
