@@ -28,6 +28,8 @@ from replay_trials import KINDS, PROGRAMS, Exchange, Fault, Outcome, Program, Th
 from torch import nn
 from training_jobs import Job, Run
 
+from slipway.train.loop import saving
+from slipway.train.loop.saving import go_back
 from slipway.train.observe import replay
 from slipway.train.observe.comparability import NoCollectives, describe_processor, kinds_of_ranks, require_replayable
 from slipway.train.observe.findings import record_finding
@@ -240,6 +242,36 @@ def test_a_verdict_names_the_wrong_node_and_no_error_that_came_before(
     elsewhere = f"node 1 ({socket.gethostname()}) computed or stored wrongly: {error.difference}"
     said = elsewhere if last else f"{error.difference}{often}"
     assert (outcome.message, outcome.exception) == (said, f"{name}: {said}")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_training_says_whether_there_is_a_snapshot_to_return_to(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def do_nothing(*_: object) -> None:
+        """Nothing is written, and nothing recorded."""
+
+    context = ThreadContext(Exchange(1), 0, 1)
+    replays = Replays(context, nn.Linear(2, 2), lambda batch: None, 4)  # type: ignore[arg-type,return-value]
+    replays.resume(5, {"clean": 4, "agreed": True})
+    memory = SimpleNamespace(forget=do_nothing)
+    snapshots = SimpleNamespace(has=lambda until: there, set_aside=do_nothing, wait=do_nothing, memory=memory)
+    training: Any = SimpleNamespace(
+        context=context, replays=replays, snapshots=snapshots, step=8, verification=SimpleNamespace(forget=do_nothing)
+    )
+    monkeypatch.setattr(saving, "record_finding", do_nothing)
+    monkeypatch.setattr(saving, "resume", lambda *_: there)
+    error = WrongArithmeticError("rank 0 computed wrongly", WrongArithmetic((0,), 0, "the loss"))
+    if there:
+        go_back(training, error, gone_back=False)
+        said = "rank 0 computed wrongly; returning to a snapshot of step 4 or before, when all ranks agreed"
+        assert context.said == [said]
+        return
+    with pytest.raises(WrongArithmeticError) as caught:
+        go_back(training, error, gone_back=False)
+    assert context.said == []
+    assert str(caught.value) == (
+        "rank 0 computed wrongly, and there is no snapshot to return to: none was made before, while all ranks computed the same. "
+        "The next attempt starts from the beginning; if none follows, type the same command with --resume auto"
+    )
 
 
 def test_auto_measures_again_after_a_return_to_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

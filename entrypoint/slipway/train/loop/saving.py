@@ -153,6 +153,12 @@ def count_stages(training: Training) -> int:
     return training.task.split.stages if training.task.split else 1
 
 
+FROM_THE_BEGINNING = (
+    ": none was made before, while all ranks computed the same. The next attempt starts from the beginning; if none follows, "
+    "type the same command with --resume auto"
+)
+
+
 def go_back(
     training: Training, error: NonFiniteError | ReplicasDifferError | WrongArithmeticError, gone_back: bool
 ) -> None:
@@ -173,7 +179,10 @@ def go_back(
     wait_for_writers(training)
     training.snapshots.memory.forget()  # its snapshots may be wrong already
     if isinstance(error, WrongArithmeticError):
-        context.say(f"{error}; returning to a snapshot of step {replays.clean} or before, when all ranks agreed")
+        if training.snapshots.has(replays.clean):
+            context.say(f"{error}; returning to a snapshot of {replays.right_until}")
+        else:
+            advice = FROM_THE_BEGINNING
         training.snapshots.set_aside(replays.clean)
         record_finding(context, error)
     if not resume(training, "auto"):
