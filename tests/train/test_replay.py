@@ -8,9 +8,10 @@ import random
 import re
 import socket
 import threading
+import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from replay_trials import KINDS, PROGRAMS, Exchange, Fault, Outcome, Program, Th
 from torch import nn
 from training_jobs import Job, Run
 
+from slipway.protocol.replicas import FindingKind, ReplicaDifference, read_differences, write_differences
 from slipway.train.loop import saving
 from slipway.train.loop.saving import go_back
 from slipway.train.observe import replay
@@ -242,6 +244,22 @@ def test_a_verdict_names_the_wrong_node_and_no_error_that_came_before(
     elsewhere = f"node 1 ({socket.gethostname()}) computed or stored wrongly: {error.difference}"
     said = elsewhere if last else f"{error.difference}{often}"
     assert (outcome.message, outcome.exception) == (said, f"{name}: {said}")
+
+
+@pytest.mark.parametrize(("host", "again"), [("elsewhere", False), (socket.gethostname(), True)])
+def test_a_node_that_is_named_twice_is_known_by_its_host_whatever_its_number(
+    host: str, again: bool, tmp_path: Path
+) -> None:
+    earlier = ReplicaDifference(time.time(), 5, (f"node 3 ({host})",), "", FindingKind.ARITHMETIC)
+    write_differences(tmp_path, [earlier])
+    error = WrongArithmeticError("", WrongArithmetic((0,), 0, "the loss"))
+    expected = pytest.raises(UnhealthyError, match=r"for the second time within a day on node 0 \(")
+    with expected if again else nullcontext():
+        record_finding(Node(tmp_path, 0), error)  # type: ignore[arg-type]
+    assert [each.nodes for each in read_differences(tmp_path)] == [
+        (f"node 3 ({host})",),
+        (f"node 0 ({socket.gethostname()})",),
+    ]
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -28,8 +28,8 @@ def record_finding(context: Context, error: ReplicasDifferError | WrongArithmeti
     again: list[str] = []
     if context.place.rank == 0:
         now, earlier = time.time(), read_differences(context.place.run_dir)
-        recent = {node for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
-        again = [node for node in nodes if node in recent]
+        recent = {host_in(node) for each in earlier if 0 <= now - each.time < DAY for node in each.nodes}
+        again = [node for node in nodes if host_in(node) in recent]
         kind = FindingKind.ARITHMETIC if isinstance(error, WrongArithmeticError) else FindingKind.DRIFT
         new = ReplicaDifference(now, context.outcome.step, tuple(nodes), str(difference), kind)
         write_differences(context.place.run_dir, [*earlier, new])
@@ -64,3 +64,8 @@ def wrong_nodes(context: Context, ranks: Sequence[int]) -> list[str]:
 def node_name(context: Context) -> str:
     """Return this node's name in files and messages."""
     return f"node {context.place.node_rank} ({socket.gethostname()})"
+
+
+def host_in(node: str) -> str:
+    """Return the host in a name that `node_name` made, since the numbers of nodes change from attempt to attempt, else `node`."""
+    return node.partition(" (")[2].removesuffix(")") or node
