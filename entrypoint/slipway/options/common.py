@@ -172,7 +172,7 @@ class Common(Options):
         "Steps between comparisons of the replicas, bit for bit; auto: so that they cost 0.5 % of the time; 0: never.",
     )
     replay_every: int | str = option(
-        0,  # it needs memory for a second set of gradients, and was not yet tried on GPUs
+        0,  # it needs memory for a second set of gradients, and on GPUs was only tried without faults
         AUTO_OR_COUNT,
         "Steps between replays, in which all ranks compute the same micro-batch and compare the results; auto: so that they "
         "cost 0.5 % of the time; 0: never.",
