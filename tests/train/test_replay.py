@@ -122,7 +122,9 @@ def test_layers_that_do_not_repeat_themselves_are_left_out_and_the_others_still_
     )
     monkeypatch.setitem(PROGRAMS, "unsteady", unsteady)
     outcome = run_ranks("unsteady", 3, 8, 5, kinds=kinds)
-    assert (outcome.replays, outcome.found) == (8, None)
+    assert (outcome.replays, outcome.found, outcome.state) == (8, None, {"clean": 9, "agreed": True})
+    first = run_ranks("unsteady", 3, 0, 5, kinds=kinds)
+    assert first.state == {"clean": 0, "agreed": True}, "two ranks of one node may share a fault"
     assert len(outcome.said) == len(set(kinds))  # once for each kind
     assert outcome.said[0].startswith(
         f"note: replays: rank 0 and {kinds.count(0) - 1} more have not computed the same bits twice in the output of 2, the output "

@@ -190,9 +190,11 @@ class Replays:
             first = self._gather(given)
             again = self._gather(given) if self._alone or self._differing(first) else first
             wrong = self._solve(self._alone, [KNOWN_SEEDS[source % len(KNOWN_SEEDS)]])
-            self._leave_out(first, again)
+            left_out = self._leave_out(first, again)
             if not (wrong.ranks or self._differing(first, again)):
-                self.clean, self.agreed = step, True
+                self.agreed = True
+                if not left_out:  # a fault of two ranks, which may share a device, looks the same
+                    self.clean = step
                 for kind in self._kinds:
                     kind.repeated = True
                 return
@@ -369,11 +371,16 @@ class Replays:
             return Unsolved()  # nothing that is wrong on most ranks is one rank's fault
         return Unsolved(tuple(failing), self._context.share_text(own, failing[0]))
 
-    def _leave_out(self, first: list[Signature], again: list[Signature]) -> None:
-        """Compare no longer what does not repeat itself; a line says so. Raises ReplayError, on all ranks, if nothing is left."""
+    def _leave_out(self, first: list[Signature], again: list[Signature]) -> bool:
+        """Compare no longer what does not repeat itself; a line says so. Returns whether there was any.
+
+        Raises ReplayError, on all ranks, if nothing is left.
+        """
+        left_out = False
         for kind in self._kinds:
             if not (found := kind.leave_out(first, again)):
                 continue
+            left_out = True
             who, places = listing(kind.ranks), self._in_order(found)
             if not any(number for signature in kind.pick(first) for number in signature[1:]):
                 raise ReplayError(f"{who} not computed the same bits twice anywhere, first in {places[0]}. {TO_REPEAT}")
@@ -382,6 +389,7 @@ class Replays:
                 f"note: replays: {who} not computed the same bits twice in {', '.join(places[:SHOWN])}{more}: not compared there "
                 f"from now on. {TO_REPEAT}"
             )
+        return left_out
 
     def _judge(self, first: list[Signature], again: list[Signature], source: int, wrong: Unsolved) -> None:
         """Raise WrongArithmeticError, or stop the replays if what differs is not a wrong result."""
