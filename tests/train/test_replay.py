@@ -495,6 +495,26 @@ def test_the_last_clean_snapshot_is_never_deleted_and_later_ones_are_set_aside(t
     assert set_aside(tmp_path / "none", 5) == []
 
 
+def test_a_snapshot_that_was_kept_when_later_ones_were_set_aside_is_clean_until_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    tensors = {"model": {"x": torch.ones(2)}}
+    for step, clean in ((5, 4), (10, 8)):
+        save_snapshot(tmp_path, Snapshot(step, {"clean": clean}, tensors), keep=2)
+    assert [path.name for path in set_aside(tmp_path, 8)] == ["suspect-step-00000010"]
+    found = load_newest(tmp_path, pytest.fail)
+    assert found
+    assert found[1].state["clean"] == 5, "the replay of step 8 was right"
+    (tmp_path / "suspect-step-00000010" / "withdrawn").touch()
+    (tmp_path / "suspect-step-00000010").rename(tmp_path / "step-00000010")
+    set_aside(tmp_path, 8)
+    assert not (tmp_path / "suspect-step-00000010" / "withdrawn").exists(), "the store is to be told again"
+    save_snapshot(tmp_path, Snapshot(5, {"clean": 4}, tensors), keep=2)
+    found = load_newest(tmp_path, pytest.fail)
+    assert found
+    assert found[1].state["clean"] == 4
+
+
 @pytest.mark.pull
 def test_a_rank_that_computes_wrongly_once_is_named_and_the_job_ends_bit_for_bit_as_ever(
     job: Start, whole: Start
@@ -572,6 +592,7 @@ def test_a_restart_does_not_forget_that_one_of_two_nodes_is_wrong(step: int, sta
         folders = ("one", "two")
         runs = start(*words, processes=2, folders=folders, resume=resume, wrong=[1, first, 99]).end()
         assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}, runs[0].output
+    assert runs[0].snapshots == (["step-00000005"] if step == 12 else []), "it is known to be right, and stays"
 
 
 def test_auto_chooses_an_interval_once_it_knows_what_a_replay_takes(job: Start) -> None:

@@ -27,10 +27,12 @@ from safetensors.torch import load
 from slipway.options.paths import require_local
 from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
 from slipway.protocol.files import (
+    CLEAN,
     LARGEST,
     MANIFEST,
     STEP,
     SUSPECT,
+    WITHDRAWN,
     held_folder,
     list_snapshots,
     open_run_file,
@@ -38,6 +40,7 @@ from slipway.protocol.files import (
     snapshot_attempt,
     snapshot_name,
     snapshot_step,
+    touch_run_file,
 )
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensors import safetensors_chunks
@@ -160,17 +163,22 @@ def prune(folder: Path, written: Snapshot, keep: int) -> None:
 
 
 def set_aside(folder: Path, after: int) -> list[Path]:
-    """Rename the snapshots of steps after `after`, so that nobody resumes from them; their new paths. Raises OSError."""
+    """Rename the snapshots of steps after `after`, so that nobody resumes from them, and mark the others as clean: their states
+    know of the replays before them alone. Returns the new paths. Raises OSError.
+    """
     if not folder.is_dir():
         return []
     renamed = []
     with held_folder(folder) as held:
         for path in list_snapshots(held):
-            if snapshot_step(path) > after:
-                aside = held / f"{SUSPECT}{path.name}"
-                if aside.exists():
-                    remove_tree(aside)
-                renamed.append(folder / path.rename(aside).name)
+            if snapshot_step(path) <= after:
+                touch_run_file(path / CLEAN)
+                continue
+            aside = held / f"{SUSPECT}{path.name}"
+            if aside.exists():
+                remove_tree(aside)
+            (path / WITHDRAWN).unlink(missing_ok=True)  # somebody has renamed it back before
+            renamed.append(folder / path.rename(aside).name)
         sync_folder(held)
     return renamed
 
@@ -264,6 +272,8 @@ def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
         elif name != STATE:
             tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, size, sha256)))
     state = parse_state(path, read_file(path / STATE, *manifest[STATE]))
+    if (path / CLEAN).exists():
+        state["clean"] = snapshot_step(path)
     return Snapshot(snapshot_step(path), state, tensors, snapshot_attempt(path))
 
 
