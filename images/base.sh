@@ -2,7 +2,8 @@
 # Build the image's base, Debian 13 (trixie), from Debian packages where no image registry answers: `make base`.
 #
 # The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
-# licences (…/copyright) stay. Needs mmdebstrap, a Debian package. `images/base.sh TAG SUITE PACKAGE,…` makes another one.
+# licences (…/copyright) stay. Needs mmdebstrap, a Debian package. `images/base.sh TAG SUITE PACKAGE,…` makes another one, and
+# ARCHITECTURE=arm64 one for another architecture than this machine's, for which mmdebstrap needs qemu-user-static.
 set -euo pipefail
 
 readonly tag="${1:-slipway-base:trixie}" suite="${2:-trixie}" packages="${3:-}"
@@ -23,11 +24,14 @@ keyring=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
 [[ -r /usr/share/keyrings/debian-archive-keyring.gpg ]] || keyring=()
 
 say "building Debian $suite from packages as $tag"
-mmdebstrap --quiet --variant=minbase ${packages:+"--include=$packages"} "${keyring[@]}" \
+work=$(mktemp --directory)
+trap 'rm --recursive --force "$work"' EXIT
+# A file, since an engine makes an empty image of a stream that ends early.
+mmdebstrap --quiet --variant=minbase ${ARCHITECTURE:+"--architectures=$ARCHITECTURE"} ${packages:+"--include=$packages"} "${keyring[@]}" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
-    "$suite" - ${archive:+"deb $archive $suite main" "deb $archive $suite-updates main"} \
-    ${archive:+${security:+"deb $security $suite-security main"}} |
-    docker import --change 'CMD ["bash"]' - "$tag" >/dev/null
+    "$suite" "$work/base.tar" ${archive:+"deb $archive $suite main" "deb $archive $suite-updates main"} \
+    ${archive:+${security:+"deb $security $suite-security main"}}
+docker import ${ARCHITECTURE:+--platform "linux/$ARCHITECTURE"} --change 'CMD ["bash"]' "$work/base.tar" "$tag" >/dev/null
 say "$tag: $(docker image inspect --format '{{.Size}}' "$tag" | numfmt --to=si)B"

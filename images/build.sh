@@ -12,20 +12,26 @@ say() { echo "image: $*" >&2; }
 # shellcheck source=images/variant.sh
 source images/variant.sh
 base="${BASE:-debian:$SUITE-slim}"
-readonly own_base="slipway-base:$SUITE"
 
 if [[ " $MADE_FOR " != *" $ARCHITECTURE "* ]]; then
-    say "the image $variant is for $MADE_FOR, and this machine is $ARCHITECTURE. Type: make image VARIANT=cpu"
+    say "the image $variant is for $MADE_FOR, and this machine is $ARCHITECTURE. Type: make image VARIANT=cuda13 (with GPUs) or" \
+        "make image VARIANT=cpu"
     exit 78
 fi
+[[ -z "${COMPRESSION:-}" ]] || say "COMPRESSION=$COMPRESSION counts for make push alone: the engine keeps what it builds unpacked"
 docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
 
+foreign=() own_base="slipway-base:$SUITE"
+if [[ "$ARCHITECTURE" != "$(docker version --format '{{.Server.Arch}}')" ]]; then # QEMU has to emulate it
+    foreign=(--platform "linux/$ARCHITECTURE") own_base+="-$ARCHITECTURE"
+fi
+
 # The named base where it is at hand or a registry has it, else the same from Debian packages, once.
-at_hand() { docker image inspect "$1" >/dev/null 2>&1; }
+at_hand() { [[ "$(docker image inspect --format '{{.Architecture}}' "$1" 2>/dev/null)" == "$ARCHITECTURE" ]]; }
 if [[ -z "${BASE:-}" ]] && ! at_hand "$base"; then
-    if ! at_hand "$own_base" && ! timeout 120 docker pull --quiet "$base" >/dev/null 2>&1; then
+    if ! at_hand "$own_base" && ! timeout 120 docker pull --quiet "${foreign[@]}" "$base" >/dev/null 2>&1; then
         say "no image registry gives $base; taking the same Debian, built from packages (make base)"
-        images/base.sh "$own_base" "$SUITE"
+        ARCHITECTURE="${foreign[0]:+$ARCHITECTURE}" images/base.sh "$own_base" "$SUITE"
     fi
     if at_hand "$own_base"; then base="$own_base"; fi
 fi
@@ -68,6 +74,10 @@ fetch_torch() {
     if [[ -n "${CA:-}" ]]; then settings+=("PIP_CERT=$CA"); fi
     if [[ -n "${PIP_CONF:-}" ]]; then settings+=("PIP_CONFIG_FILE=$PIP_CONF"); fi
     mkdir -p "$wheels" build
+    if ! "$python" -m pip --version >/dev/null 2>&1; then # Debian's Python has none of its own
+        python=build/pip/bin/python
+        [[ -x "$python" ]] || python3 -m venv build/pip
+    fi
     awk '/^[a-z]/ { wanted = /^torch(vision)?==/ } wanted' "$LOCK" >build/torch.lock
     say "fetching torch $TORCH"
     env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
@@ -113,8 +123,6 @@ else
 fi
 mkdir -p build
 readonly log=build/image.log
-foreign=() # for another architecture than the engine's, which QEMU has to emulate
-[[ "$ARCHITECTURE" == "$(docker version --format '{{.Server.Arch}}')" ]] || foreign=(--platform "linux/$ARCHITECTURE")
 if ! docker buildx build --progress plain --load --file images/slipway/Dockerfile --tag "$image" \
     --build-arg "VARIANT=$variant" --build-arg "LOCK=$LOCK" --build-arg "TORCH=$TORCH" --build-arg "PACKAGES=$PACKAGES" \
     --build-arg "GPUS=$GPUS" --build-arg "DRIVER=$DRIVER" --build-arg "CAPABILITY=$CAPABILITY" \

@@ -68,7 +68,8 @@ start_engine() {
         "$(tail --lines=3 "$log" 2>/dev/null || echo "(see the journal)")"
 }
 
-if docker version 2>&1 | grep --quiet 'permission denied'; then
+said=$(docker version 2>&1 || true)
+if [[ "$said" == *'permission denied'* ]]; then
     fail "the Docker Engine runs, but $(id -un) may not use it. Type: sudo usermod --append --groups docker $(id -un)" \
         "and log in again"
 fi

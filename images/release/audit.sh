@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ask OSV, the database of known vulnerabilities, about every package of the image's lock: `make audit`.
+# Ask OSV, the database of known vulnerabilities, about every package in the locks of the images: `make audit`.
 #
 # It needs that service on the internet. Where it does not answer nothing was audited; that is said, and is a failure.
 set -euo pipefail
@@ -15,9 +15,10 @@ exceptions=(
 
 work=$(mktemp --directory)
 trap 'rm --recursive "$work"' EXIT
-# The lock has some packages in two versions, for older and newer Pythons; pip-audit wants each name once. So they go
-# into one list, and the second versions into another.
-grep --only-matching --extended-regexp '^[a-z0-9._-]+==[^ ;]+' locks/requirements.lock |
+# The locks have some packages in several versions; pip-audit wants each name once. So the first versions go into one list, the
+# second ones into another.
+mapfile -t locks < <(sed --silent 's/^LOCK=//p' images/slipway/*.conf | sort --unique)
+grep --no-filename --only-matching --extended-regexp '^[a-z0-9._-]+==[^ ;]+' "${locks[@]}" | sort --unique |
     awk -F== -v lists="$work/list" '{ print > lists "-" ++seen[$1] }'
 
 found=0
@@ -29,7 +30,7 @@ for list in "$work"/list-*; do
     if ((status)) && ! grep --quiet 'known vulnerabilit' "$work/said"; then
         tail --lines=1 "$work/said" >&2
         echo "audit: nothing was audited, for the reason above. Where the service answers it is asked about each package" \
-            "and version in locks/requirements.lock, and what it knows is a failure, except ${exceptions[*]}." >&2
+            "and version in ${locks[*]}, and what it knows is a failure, except ${exceptions[*]}." >&2
         exit 69
     fi
     grep 'known vulnerabilit' "$work/said" >&2

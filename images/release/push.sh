@@ -35,13 +35,15 @@ has_tag() { # has_tag TAG
 }
 
 push_gzip() { # push_gzip TAG…
-    local tag
+    local tag name ours=() # names that were not on this machine before
     for tag in "$@"; do
-        say "$REPOSITORY:$tag"
-        docker tag "$image" "$REPOSITORY:$tag"
-        docker push --quiet "$REPOSITORY:$tag" >&2
+        name="$REPOSITORY:$tag"
+        say "$name"
+        docker image inspect "$name" >/dev/null 2>&1 || ours+=("$name")
+        docker tag "$image" "$name"
+        docker push --quiet "$name" >&2
     done
-    docker image rm --no-prune "${@/#/$REPOSITORY:}" >/dev/null
+    ((${#ours[@]} == 0)) || docker image rm --no-prune "${ours[@]}" >/dev/null
 }
 
 # The layers are packed once: the further tags are copies of the first within the registry.

@@ -9,7 +9,8 @@ from threading import Thread
 import pytest
 from commands import ROOT, run
 
-LOCK = (ROOT / "locks/requirements.lock").read_text()
+CONFS = "".join(file.read_text() for file in (ROOT / "images/slipway").glob("*.conf"))
+LOCKS = "\n".join((ROOT / name).read_text() for name in set(re.findall(r"^LOCK=(.*)", CONFS, re.MULTILINE)))
 
 
 class Service(ThreadingHTTPServer):
@@ -55,10 +56,10 @@ def service() -> Iterator[Service]:
         thread.join()
 
 
-def test_it_asks_about_every_package_and_version_in_the_lock(service: Service) -> None:
+def test_it_asks_about_every_package_and_version_in_the_locks(service: Service) -> None:
     done = run("images/release/audit.sh", PIP_AUDIT_OSV_URL=service.url)
     assert done.returncode == 0, done.stderr
-    assert service.asked == set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", LOCK, re.MULTILINE))
+    assert service.asked == set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", LOCKS, re.MULTILINE))
 
 
 def test_the_exception_is_let_pass_and_nothing_else(service: Service) -> None:

@@ -99,7 +99,56 @@ def test_on_arm64_the_image_without_cuda_is_no_stand_in(architecture: str) -> No
 def test_an_image_is_not_built_for_an_architecture_that_it_does_not_have() -> None:
     done = run("images/build.sh", ARCHITECTURE="arm64")
     assert (done.returncode, done.stdout) == (78, "")
-    assert "the image cuda12 is for amd64, and this machine is arm64. Type: make image VARIANT=cpu" in done.stderr
+    assert (
+        "the image cuda12 is for amd64, and this machine is arm64. Type: make image VARIANT=cuda13 (with GPUs) or"
+        in done.stderr
+    )
+
+
+def stand_in(folder: Path, name: str, script: str) -> None:
+    """A program of this name that runs a script, and writes down in `name.words` what it was started with."""
+    program = folder / name
+    program.write_text(f'#!/bin/bash\necho "$@" >>"{program}.words"\n{script}\n')
+    program.chmod(0o755)
+
+
+def test_a_base_that_could_not_be_made_is_not_imported(tmp_path: Path) -> None:
+    stand_in(tmp_path, "mmdebstrap", "echo 'E: no mirror answers' >&2; exit 1")
+    stand_in(tmp_path, "docker", "exit 0")
+    done = run("images/base.sh", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1, done.stderr
+    assert "E: no mirror answers" in done.stderr
+    assert not (tmp_path / "docker.words").exists()
+
+
+@pytest.mark.parametrize("architecture", ["", "arm64"])
+def test_a_base_for_another_architecture_is_made_and_labelled_so(tmp_path: Path, architecture: str) -> None:
+    stand_in(tmp_path, "mmdebstrap", "exit 0")
+    stand_in(tmp_path, "docker", "echo 75000000")
+    done = run(
+        "images/base.sh", "base:test", "bookworm", PATH=f"{tmp_path}:{os.environ['PATH']}", ARCHITECTURE=architecture
+    )
+    assert done.returncode == 0, done.stderr
+    asked = "--architectures=arm64" in (tmp_path / "mmdebstrap.words").read_text()
+    labelled = "--platform linux/arm64" in (tmp_path / "docker.words").read_text()
+    assert (asked, labelled) == (bool(architecture), bool(architecture))
+
+
+def test_a_user_who_may_not_use_the_engine_is_told_so(tmp_path: Path) -> None:
+    stand_in(
+        tmp_path, "docker", "echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1"
+    )
+    done = run("images/engine.sh", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 78
+    assert "the Docker Engine runs, but" in done.stderr
+    assert "Type: sudo usermod --append --groups docker" in done.stderr
+
+
+def test_the_release_workflow_installs_what_weighs_an_image() -> None:
+    steps = (ROOT / ".github/workflows/release.yaml").read_text()
+    assert re.search(r"apt-get install .* zstd$", steps, re.MULTILINE), (
+        "images/release/report.py packs layers with zstd"
+    )
 
 
 def test_a_release_publishes_every_variant_that_is_no_stand_in_for_each_of_its_architectures() -> None:
