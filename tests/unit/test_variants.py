@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from stand_ins import make_devices, make_host
 from slipway.check.devices import judge_driver
 from slipway.check.selftest import machine_line
 from slipway.launch.resolve.devices import Devices, Gpu
-from slipway.launch.resolve.packages import read_cuda, read_versions
+from slipway.launch.resolve.packages import read_cuda, read_versions, require_usable_gpus
 from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.causes import find_signs
-from slipway.protocol.errors import CONFIGURATION, UNHEALTHY
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.variants import ARM, VARIANTS, X86, advise_old_driver, advise_variant, fitting
 
@@ -116,6 +117,41 @@ def test_the_check_names_the_image_that_fits(
     assert says in f"{row.found} {row.advice}"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "driver", "cuda", "machine", "says"),
+    [
+        (V100, "580.95", "13.0", X86, "CUDA 13.0) has no code for Tesla V100 (compute capability 7.0), only for 7.5 or newer: use the image cuda12;"),
+        (T4, "580.95", "13.0", ARM, "only for 8.0 or newer: no image has code for all of these GPUs (aarch64): Tesla T4;"),
+        (P100, "580.95", "12.8", X86, "only for 7.0 or newer: no image has code"),
+        (H100, "470.256.02", "12.8", X86, "The driver 470.256.02 is too old for CUDA 12, which needs 525.60.13 or newer: update"),
+        (H100, "550.54", "", X86, "This PyTorch was built without CUDA and cannot use the GPUs: use the image cuda12; to choose"),
+    ],
+)  # fmt: skip
+def test_a_job_whose_pytorch_cannot_use_the_gpus_does_not_start(
+    gpu: tuple, driver: str, cuda: str, machine: str, says: str
+) -> None:
+    with pytest.raises(LaunchError) as error:
+        require_usable_gpus(with_gpus(driver, gpu), cuda, machine)
+    assert says in str(error.value)
+    assert "to train on the CPU, use NPROC_PER_NODE=cpu" in str(error.value)
+    assert error.value.code == (UNHEALTHY if cuda else CONFIGURATION)
+    row = judge_driver(with_gpus(driver, gpu), {}, "host", cuda, machine)
+    assert row.code == error.value.code
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "cuda"),
+    [
+        (H100, "550.54", "12.8"),
+        (P100, "580.95", "12.6"),  # wheels for it hold code for older GPUs
+        (H100, "550.54", None),
+        (P100, "550.54", "11.8"),  # no image has it, so nothing is known of it
+    ],
+)
+def test_a_job_starts_where_nothing_is_known_to_be_wrong(gpu: tuple, driver: str, cuda: str | None) -> None:
+    require_usable_gpus(with_gpus(driver, gpu), cuda, X86)
+
+
 def test_a_pytorch_without_cuda_is_right_where_the_cpu_was_chosen() -> None:
     assert judge_driver(with_gpus("550.54", H100), {"NPROC_PER_NODE": "cpu"}, "host", "", X86).level == "ok"
 
@@ -136,12 +172,18 @@ def test_a_pytorch_without_cuda_is_right_where_the_cpu_was_chosen() -> None:
             "cuda13 needs 580",
         ),
     ],
-)
+)  # fmt: skip
 def test_the_error_of_a_driver_that_is_too_old_names_the_image(said: str, advice: str) -> None:
     cause = Cause(CauseKind.SAID, text=said, signs=find_signs(said))
     outcome = Outcome(0, "host", Word.UNHEALTHY, 1.0, rank=0, cause=cause)
-    assert advice in advise_old_driver(said)
-    assert what_to_do(outcome, str) == advise_old_driver(said)
+    assert advice in advise_old_driver(said, X86)
+    assert what_to_do(outcome, str) == advise_old_driver(said, platform.machine())
+
+
+def test_on_arm64_no_image_is_named_that_has_no_build_for_it() -> None:
+    told = advise_old_driver("The NVIDIA driver on your system is too old (found version 12040).", ARM)
+    assert "cuda13 needs 580 or newer" in told
+    assert "cuda12" not in told
 
 
 @pytest.mark.parametrize(

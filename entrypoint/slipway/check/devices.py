@@ -22,7 +22,7 @@ from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, ask
 from slipway.launch.resolve.packages import locate_module, read_cuda
 from slipway.protocol.cgroups import read_kernel_file
-from slipway.protocol.variants import VARIANTS, advise_variant, fitting, lacking_driver, too_old_gpus
+from slipway.protocol.variants import advise_variant, fitting, why_unusable
 
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
 CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
@@ -102,23 +102,11 @@ def judge_cuda(devices: Devices, cuda: str | None, machine: str, chosen: bool) -
     Without a PyTorch that says its CUDA version, only a driver that is too old for every image is wrong. `chosen`: the CPU is.
     """
     gpus = _names(devices)
-    advice = advise_variant(devices.driver, gpus, machine)
-    if cuda == "":
-        wrong = gpus and not chosen
-        return (
-            misconfigured("driver", "this PyTorch was built without CUDA: it cannot use the GPUs", advice)
-            if wrong
-            else None
-        )
-    major = int(cuda.partition(".")[0]) if cuda else min(variant.cuda for variant in VARIANTS)
-    built = next((variant for variant in VARIANTS if variant.cuda == major), None)
-    if built is None:  # no image has it, so nothing is known of it
+    reason = why_unusable(cuda, devices.driver, gpus, machine)
+    if not reason or (cuda == "" and chosen):
         return None
-    if needed := lacking_driver(built, devices.driver, gpus):
-        return sick("driver", f"{devices.driver} is too old: with CUDA {major} it must be {needed} or newer", advice)
-    if cuda and (old := too_old_gpus(built.floor, gpus)):
-        return sick("driver", f"CUDA {major}, for which this PyTorch was built, does not support {old}", advice)
-    return None
+    report = misconfigured if cuda == "" else sick
+    return report("driver", reason, advise_variant(devices.driver, gpus, machine))
 
 
 def _names(devices: Devices) -> list[tuple[str, tuple[int, int]]]:

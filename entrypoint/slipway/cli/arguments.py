@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import platform
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from slipway.launch.resolve.container_checks import default_runs, results_folder
 from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
+from slipway.launch.resolve.packages import locate_module, read_cuda, require_usable_gpus
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
@@ -55,6 +57,8 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         sources = _count_processes(sources, program.options)
     devices = read_devices(environ)
     topology = read_topology(program, sources, devices, host)
+    if topology.device == "cuda" and sys.executable in program.workload.command:
+        require_usable_gpus(devices, read_cuda(locate_module("torch")), platform.machine())
     if topology.nodes > 1:
         refuse_rendezvous(options)
     elif options.get("rdzv_id"):

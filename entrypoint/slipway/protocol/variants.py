@@ -17,12 +17,14 @@ Gpus = Sequence[tuple[str, tuple[int, int]]]  # names and compute capabilities
 
 
 class Variant(NamedTuple):
-    """An image for GPUs. `driver` is the oldest one, `floor` the lowest compute capability that its CUDA supports, `code` the
-    lowest for which its PyTorch holds code, by the processors for which there is one.
+    """An image for GPUs. `driver` is the oldest one, `floor` the lowest compute capability that its major CUDA version supports,
+    `code` the lowest for which its PyTorch holds code, by the processors for which there is one. `built`: the version of CUDA for
+    which that PyTorch was built; PyTorch's wheels for older ones hold code down to `floor`.
     """
 
     name: str
     cuda: int
+    built: tuple[int, int]
     driver: str
     floor: tuple[int, int]
     code: Mapping[str, tuple[int, int]]
@@ -33,8 +35,8 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (
-    Variant("cuda12", 12, "525.60.13", (5, 0), {X86: (7, 0)}),
-    Variant("cuda13", 13, "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}),
+    Variant("cuda12", 12, (12, 8), "525.60.13", (5, 0), {X86: (7, 0)}),
+    Variant("cuda13", 13, (13, 0), "580", (7, 5), {X86: (7, 5), ARM: (8, 0)}),
 )
 
 WITHOUT_CUDA = "cpu"  # the variant for machines without a GPU
@@ -71,19 +73,39 @@ def advise_variant(driver: str, gpus: Gpus, machine: str) -> str:
     return f"no image has code for all of these GPUs ({machine}): {', '.join(dict.fromkeys(name for name, _ in gpus))}"
 
 
+def why_unusable(cuda: str | None, driver: str, gpus: Gpus, machine: str) -> str:
+    """Why a PyTorch built for this CUDA version cannot use these GPUs; empty where it can, or where nothing is known of it.
+
+    `cuda` is empty for a build without CUDA, and None where it is unknown: then only a driver too old for every image is wrong.
+    """
+    if cuda == "":
+        return "this PyTorch was built without CUDA and cannot use the GPUs" if gpus else ""
+    major = read_numbers(cuda)[0] if cuda else min(variant.cuda for variant in VARIANTS)
+    known = next((variant for variant in VARIANTS if variant.cuda == major), None)
+    if known is None:  # no image has it
+        return ""
+    if needed := lacking_driver(known, driver, gpus):
+        return f"the driver {driver} is too old for CUDA {major}, which needs {needed} or newer"
+    if not cuda:
+        return ""
+    lowest = known.code.get(machine, known.floor) if read_numbers(cuda) >= known.built else known.floor
+    old = too_old_gpus(lowest, gpus)
+    return f"this PyTorch (CUDA {cuda}) has no code for {old}, only for {lowest[0]}.{lowest[1]} or newer" if old else ""
+
+
 # torch/csrc/cuda/Module.cpp and torch/cuda/__init__.py: CUDA's number of the driver, 12040 for 12.4.
 FOUND = re.compile(r"found version (\d+)\d{3}\b")
 
 
-def advise_old_driver(said: str) -> str:
+def advise_old_driver(said: str, machine: str) -> str:
     """What helps where torch or NCCL reported that the driver is too old. torch says which CUDA version the driver supports."""
-    found = FOUND.search(said)
-    able = [variant for variant in VARIANTS if found and variant.cuda <= int(found[1])]
+    found, built = FOUND.search(said), [variant for variant in VARIANTS if machine in variant.code]
+    able = [variant for variant in built if found and variant.cuda <= int(found[1])]
     if able:
         return (
             f"use the image {' or '.join(map(str, able))}, which this driver supports, or update the driver on the host"
         )
-    needs = ", ".join(f"{variant} needs {variant.driver} or newer" for variant in VARIANTS)
+    needs = ", ".join(f"{variant} needs {variant.driver} or newer" for variant in built or VARIANTS)
     return f"update the driver on the host, or use the image that fits it: {needs} (`nvidia-smi` shows the version)"
 
 

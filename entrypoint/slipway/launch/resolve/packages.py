@@ -18,8 +18,9 @@ from typing import Any
 from slipway import __version__
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
-from slipway.protocol.errors import LaunchError
-from slipway.protocol.variants import fitting
+from slipway.launch.resolve.placement import ON_CPU
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
+from slipway.protocol.variants import advise_variant, fitting, why_unusable
 
 LEAST_TORCH = (2, 9)  # older ones lack parts of torchrun that process/agent.py uses
 TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what each of our own workloads imports; modules
@@ -55,6 +56,18 @@ def require_packages(
                 f"{option} needs {module}, which {sys.executable} does not have. Use an image that has it (cuda12), install the "
                 f"{module} that belongs to this PyTorch, or leave {option} out."
             )
+
+
+def require_usable_gpus(devices: Devices, cuda: str | None, machine: str) -> None:
+    """Raise LaunchError where the PyTorch of a job cannot use the GPUs that it would get, with the image that can: 78 for a build
+    without CUDA, 77 for an old driver or old GPUs. `cuda` as read_cuda returns it, `machine`: the processor."""
+    gpus = [(gpu.name, gpu.capability) for gpu in devices.gpus]
+    if reason := why_unusable(cuda, devices.driver, gpus, machine):
+        raise LaunchError(
+            f"{reason[0].upper()}{reason[1:]}: {advise_variant(devices.driver, gpus, machine)}; to choose other GPUs, set "
+            f"CUDA_VISIBLE_DEVICES; to train on the CPU, {ON_CPU}.",
+            CONFIGURATION if cuda == "" else UNHEALTHY,
+        )
 
 
 def missing(command: str, modules: Sequence[str]) -> LaunchError:

@@ -81,7 +81,7 @@ def injected_by_hook(environ: Mapping[str, str], readings: tuple[Reading, ...], 
     return bool(environ.get(name)) and any(environ[name] == environ.get(source) for source in copied)
 
 
-ON_CPU = "use NPROC_PER_NODE=cpu, or for a number of processes CUDA_VISIBLE_DEVICES=void"
+ON_CPU = "use NPROC_PER_NODE=cpu, or hide the GPUs with CUDA_VISIBLE_DEVICES=void and set NPROC_PER_NODE to a number"
 
 
 def granted_gpus(environ: Mapping[str, str]) -> str:
@@ -119,7 +119,6 @@ def place_processes(
             f"{asked.about('NPROC_PER_NODE')}, but no GPU is visible here ({devices.reason}). To see them "
             f"{advise('gpus', runtime)}; to train on the CPU use NPROC_PER_NODE=auto."
         )
-    _refuse_old_gpus(devices)
     if process:
         _refuse_other_count(asked, wish, process)
         return "cuda" if gpus else "cpu", process.local_world_size
@@ -143,20 +142,6 @@ def _refuse_other_count(asked: Claim, wish: object, process: Process) -> None:
             "runs one process. For a job of this launcher alone, as in a shell of `srun --pty`, add --standalone; for one job of "
             "all, start one launcher per node (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node)."
         )
-
-
-SMALLEST_CAPABILITY = (7, 0)  # the CUDA 12.8 build of torch 2.10 holds code for 7.0 to 12.0
-
-
-def _refuse_old_gpus(devices: Devices) -> None:
-    for gpu in devices.gpus:
-        if gpu.capability < SMALLEST_CAPABILITY:
-            major, minor = gpu.capability
-            raise LaunchError(
-                f"GPU {gpu.index} ({gpu.name}) has compute capability {major}.{minor}; this torch needs 7.0 (Volta) or "
-                "newer. Choose other GPUs with CUDA_VISIBLE_DEVICES, or train on the CPU with NPROC_PER_NODE=cpu.",
-                UNHEALTHY,
-            )
 
 
 def place_gpus(gpus: tuple[Gpu, ...], processes: int) -> tuple[Gpu, ...]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
         host, port, ours = cause.store
         advice = f"the script {other_store(host, port, f'port {ours}')}"
     elif not advice and Sign.OLD_DRIVER in signs:
-        advice = advise_old_driver(cause.text)
+        advice = advise_old_driver(cause.text, platform.machine())
     elif not advice and (rank is not None or cause.kind == CauseKind.NO_FLAG):
         advice = ADVICE_BY_WORD.get(outcome.word, "")
     if cause.kind == CauseKind.GAVE_UP:
