@@ -33,12 +33,12 @@ test: .venv/.dev .venv/.train ## Run the most important tests that this machine 
 
 ##@ Tests
 .PHONY: test-nightly
-test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests except cold builds of images; takes hours (PART=1/4 runs a quarter of them)
+test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests; takes hours (PART=1/4 runs a quarter of them)
 	@TIER=nightly SIM_SEEDS=20000 $(SECTIONS) -- $(ARGS)
 
 .PHONY: test-under-load
 test-under-load: .venv/.dev .venv/.train ## Run the core tests that need no engine while other programs keep every core busy
-	@tests/under_load.sh $(SECTIONS) unit rendezvous launch train
+	@TIER=core tests/under_load.sh $(SECTIONS) unit rendezvous launch train
 
 .PHONY: test-tools
 test-tools: .venv/.train .venv/.bench ## Install what all tests need, on Debian: engine, Slurm, kubectl, a browser and more; elsewhere, print what that is

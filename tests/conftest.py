@@ -53,7 +53,7 @@ def dice() -> random.Random:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of tests."""
-    for tier, what in {"core": "a newcomer's `make test`", "pull": "CI of a change", "release": "a release"}.items():
+    for tier, what in {"core": "a newcomer's `make test`", "pull": "CI of a change"}.items():
         config.addinivalue_line(
             "markers", f"{tier}: first runs in {what}; without a mark: in the nightly tier (sections.py)"
         )

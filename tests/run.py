@@ -3,10 +3,10 @@
     .venv/bin/python tests/run.py [SECTION …] [-- ARGUMENTS OF PYTEST]
 
 Environment variables:
-    TIER=core|pull|nightly|release   what of each section runs (tests/sections.py); arguments of pytest select among all tests
-    PART=k/n                         only every n-th test file and make target, the k-th share of them
-    BASE=REVISION                    where only documentation changed since then, only the sections that read it run
-    STRICT=1                         a section or test that is skipped fails if a Debian machine with root could run it
+    TIER=core|pull|nightly   what of each section runs (tests/sections.py); arguments of pytest select among all tests
+    PART=k/n                 only every n-th test file and make target, the k-th share of them
+    BASE=REVISION            where only documentation changed since then, only the sections that read it run
+    STRICT=1                 a section or test that is skipped fails if a Debian machine with root could run it
 
 A section that fails does not hide the others. Nothing is tried twice. A test with the mark `quarantine(reason, until)` still
 runs; the table shows it with its reason, and its failure does not count until that day. Ends with 0 where everything that ran
@@ -29,7 +29,7 @@ from pathlib import Path, PurePath
 from threading import Lock
 
 import needs
-from sections import OF_DOCUMENTS, ROOT, SECTIONS, TIERS, TURNS, Section
+from sections import OF_DOCUMENTS, READERS, ROOT, SECTIONS, TIERS, TURNS, Section
 from selection import QUARANTINED, Share, read_share
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
@@ -180,10 +180,13 @@ def read_words(words: list[str]) -> tuple[list[str], list[str]]:
     return [name for name in SECTIONS if name in names], arguments
 
 
-def are_documents(changed: Iterable[str]) -> bool:
-    """Whether these paths, of which there is at least one, are all documentation: pages and pictures, no code."""
+def readers(changed: Iterable[str]) -> list[str]:
+    """The sections that read these paths where all of them are documentation (pages and pictures, no code); otherwise none."""
     paths = [PurePath(name) for name in changed]
-    return bool(paths) and all(path.suffix in (".md", ".svg", ".png") for path in paths)
+    if not paths or any(path.suffix not in (".md", ".svg", ".png") for path in paths):
+        return []
+    wanted = {*OF_DOCUMENTS, *(name for path in paths for name in READERS.get(path.parts[0], ()))}
+    return [name for name in SECTIONS if name in wanted]
 
 
 def changed_since(base: str) -> list[str]:
@@ -204,9 +207,9 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if asked.base and are_documents(changed_since(asked.base)):
-        print(f"== only documentation changed since {asked.base}: {', '.join(OF_DOCUMENTS)} run", flush=True)
-        wanted = [name for name in wanted if name in OF_DOCUMENTS]
+    if asked.base and (reading := readers(changed_since(asked.base))):
+        print(f"== only documentation changed since {asked.base}: {', '.join(reading)} run", flush=True)
+        wanted = [name for name in wanted if name in reading]
     if len(wanted) > 1:
         print("== what this machine has", *needs.table(), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:

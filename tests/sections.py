@@ -4,10 +4,9 @@ The tiers, each of which includes the ones before it:
 
     core      `make test`          what a newcomer runs, anywhere, without root
     pull      `.ci/run`            what CI runs for a change
-    nightly   `make test-nightly`  everything except cold builds of images
-    release   `TIER=release`       everything
+    nightly   `make test-nightly`  everything
 
-A test has at most one mark of these: `core`, `pull` or `release`. One without a mark belongs to the nightly tier.
+A test has at most one mark of these: `core` or `pull`. One without a mark belongs to the nightly tier.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TIERS = ("core", "pull", "nightly", "release")
+TIERS = ("core", "pull", "nightly")
 # What pytest selects in each tier, from the marks.
-EXPRESSIONS = {"core": "core", "pull": "core or pull", "nightly": "not release", "release": ""}
+EXPRESSIONS = {"core": "core", "pull": "core or pull", "nightly": ""}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ class Section:
     def command(self, python: str, arguments: list[str], tier: str, results: Path) -> list[str]:
         """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest select instead of the tier."""
         if self.goal:
-            return ["make", "--no-print-directory", self.goal, "ARGS="]  # pytest's arguments do not concern it
+            # Neither pytest's arguments nor the share of this run concern the programs that it starts.
+            return ["make", "--no-print-directory", self.goal, "ARGS=", "PART="]
         words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}", "--durations=10"]
         if self.at_once > 1:
             words += ["--numprocesses", str(self.at_once), *self.spread]
@@ -93,8 +93,9 @@ TURNS = (
     (("machine",),),
     (("under-load", "mutants", "chaos"),),
 )
-# What a change of documentation alone runs.
+# What a change of documentation alone runs, and what runs besides where a page in one of these folders changed.
 OF_DOCUMENTS = ("lint", "unit", "docs")
+READERS = {"compose": ("build", "compose"), "images": ("build", "release"), "k8s": ("build", "k8s")}
 
 
 def section_of(path: Path) -> Section | None:

@@ -25,8 +25,6 @@ def test_core(): ...
 @pytest.mark.pull
 def test_pull(): ...
 def test_nightly(): ...
-@pytest.mark.release
-def test_release(): ...
 @pytest.mark.core
 @pytest.mark.needs("moon")
 def test_far(): ...
@@ -52,7 +50,7 @@ def run_section(tmp_path: Path, tier: str, **environ: str) -> tuple[Result, str]
     results = tmp_path / "results.xml"
     words = Section("first", "").command(sys.executable, [], tier, results)
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ) | environ, check=False
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PART": "", **environ}, check=False
     )
     assert results.exists(), done.stdout + done.stderr
     result = runner.read_result(done.returncode, results)
@@ -78,7 +76,7 @@ def test_a_run_with_strict_fails_what_is_skipped_and_not_what_is_in_quarantine(t
 
 @pytest.mark.parametrize(
     ("tier", "expression"),
-    [("core", ["-m", "core"]), ("pull", ["-m", "core or pull"]), ("nightly", ["-m", "not release"]), ("release", [])],
+    [("core", ["-m", "core"]), ("pull", ["-m", "core or pull"]), ("nightly", [])],
 )
 def test_a_tier_is_a_selection_by_marks(tier: str, expression: list[str]) -> None:
     section = Section("first", "")
@@ -88,11 +86,16 @@ def test_a_tier_is_a_selection_by_marks(tier: str, expression: list[str]) -> Non
     assert section.command("python", [], tier, Path("x"))[:4] == ["python", "-m", "pytest", "tests/first"]
 
 
+def test_a_program_of_the_makefile_gets_neither_the_arguments_nor_the_share_of_the_run() -> None:
+    words = Section("mutants", "", goal="mutants").command("python", ["-k", "word"], "nightly", Path("x"))
+    assert words == ["make", "--no-print-directory", "mutants", "ARGS=", "PART="]
+
+
 def test_a_section_of_a_later_tier_runs_only_there_or_when_its_tests_are_selected() -> None:
     section = Section("first", "", since="nightly")
     for tier in TIERS:
         result = runner.obstacle(section, Asked(tier), picked=False)
-        assert (result is None) == (tier in ("nightly", "release")), tier
+        assert (result is None) == (tier == "nightly"), tier
     assert runner.obstacle(section, Asked("core"), picked=True) is None
     target = Section("first", "", goal="bench-smoke", since="nightly")
     result = runner.obstacle(target, Asked("core"), picked=True)
@@ -158,7 +161,7 @@ def test_the_environment_says_what_runs(environ: dict[str, str], asked: Asked) -
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"TIER": "all"}, "TIER=all is unknown. Allowed: core, pull, nightly, release"),
+        ({"TIER": "all"}, "TIER=all is unknown. Allowed: core, pull, nightly"),
         *(
             ({"PART": part}, f"PART={part} is no share")
             for part in ("0/2", "3/2", "1", "a/b", "1/", "/2", "-1/2", "1/2/3")
@@ -182,17 +185,19 @@ def test_the_shares_hold_every_file_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "documents"),
+    ("changed", "reading"),
     [
-        (["README.md", "docs/design.md", "docs/diagrams/run.svg"], True),
-        ([], False),
-        (["docs/reference.py"], False),
-        (["README.md", "entrypoint/slipway/cli/cli.py"], False),
-        (["mkdocs.yml"], False),
+        (["README.md", "docs/design.md", "docs/diagrams/run.svg"], ["lint", "unit", "docs"]),
+        (["k8s/README.md"], ["build", "lint", "unit", "docs", "k8s"]),
+        (["compose/README.md", "images/README.md"], ["build", "lint", "unit", "docs", "compose", "release"]),
+        ([], []),
+        (["docs/reference.py"], []),
+        (["README.md", "entrypoint/slipway/cli/cli.py"], []),
+        (["mkdocs.yml"], []),
     ],
 )
-def test_a_change_of_documents_alone_is_recognised(changed: list[str], documents: bool) -> None:
-    assert runner.are_documents(changed) == documents
+def test_a_change_of_documents_alone_runs_what_reads_them(changed: list[str], reading: list[str]) -> None:
+    assert runner.readers(changed) == reading
 
 
 def test_a_base_that_git_does_not_know_is_reported_and_all_runs(capfd: pytest.CaptureFixture[str]) -> None:
