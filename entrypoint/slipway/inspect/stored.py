@@ -11,16 +11,16 @@ from pathlib import Path
 
 from slipway.launch.run_directory.records import StoreRecord
 from slipway.launch.storing import require_store
-from slipway.protocol.durable import make_folder, remove_tree
+from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
-from slipway.protocol.files import MANIFEST, SNAPSHOTS, STORE_FILE, list_snapshots, node_folder, write_json
+from slipway.protocol.files import STORE_FILE, node_folder, write_json
 from slipway.protocol.printable import listed
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import identify
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, open_store
 from slipway.store.records import fetch_records
-from slipway.store.restore import restore
+from slipway.store.restore import drop_outdated, restore
 
 SHOWN = 10  # names that a message lists
 
@@ -76,7 +76,7 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
     catalog = Catalog(store, run)
     catalog.refresh()
     if snapshots:
-        _drop_outdated(path, catalog)
+        drop_outdated(path, catalog)
         found = restore(store, run, path, ranks=[0])
         if found.step is None and found.skipped:
             raise LaunchError(f"{address} has no snapshot that can be used: {'; '.join(found.skipped)}.")
@@ -89,15 +89,6 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
     node = node_folder(path, 0)
     make_folder(node)
     write_json(node / STORE_FILE, record._asdict())
-
-
-def _drop_outdated(path: Path, catalog: Catalog) -> None:
-    """Delete the snapshots in the cache that the store has no more: the job may have set them aside. Raises OSError."""
-    there = {stored.manifest for stored in catalog.snapshots(0)}
-    for snapshot in list_snapshots(path / SNAPSHOTS):
-        manifest = snapshot / MANIFEST
-        if not manifest.is_file() or manifest.read_bytes() not in there:
-            remove_tree(snapshot)
 
 
 def _explain_name(store: ObjectStore, run: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.protocol.files import list_snapshots, snapshot_attempt, snapshot_step
+from slipway.protocol.durable import remove_tree
+from slipway.protocol.files import MANIFEST, list_snapshots, snapshot_attempt, snapshot_step
 from slipway.store.catalog import Catalog, StoredSnapshot, Version
 from slipway.store.download import CorruptError, download, snapshots_folder
 from slipway.store.objects import MissingObjectError, ObjectStore
@@ -35,6 +36,15 @@ def find_local(run: Path, part: int, at_least: Version) -> Version | None:
     ]
     newer = sorted((each for each in found if each[0] >= at_least), reverse=True)
     return next((version for version, path in newer if verify(path)), None)
+
+
+def drop_outdated(path: Path, catalog: Catalog) -> None:
+    """Delete the snapshots of a run in the cache that the store has no more: the job may have set them aside. Raises OSError."""
+    there = {stored.manifest for stored in catalog.snapshots(0)}
+    for snapshot in list_snapshots(snapshots_folder(path, 0)):
+        manifest = snapshot / MANIFEST
+        if not manifest.is_file() or manifest.read_bytes() not in there:
+            remove_tree(snapshot)
 
 
 def restore(
