@@ -1,4 +1,4 @@
-"""A loop of your own that resumes where it was: three lines more than plain PyTorch has (the ones with `slipway` and `run`).
+"""A loop of your own that resumes where it was: four lines more than plain PyTorch has (the ones with `slipway` and `run`).
 
 slipway run --max-restarts 5 --nproc-per-node 2 examples/own_loop.py   # kill -9 any process: it resumes within a step
 slipway examples/own_loop.py --epochs 100                              # Ctrl-C, `slipway stop` or SIGTERM: saves first

@@ -103,8 +103,8 @@ def test_after_two_attempts_that_failed_from_one_in_memory_the_disks_is_taken(
     job = start("run", *words, NPROC_PER_NODE="2", **rules.variables(*fails, torch=True, pause=0.1))
     assert job.end(2 * PATIENCE) == 0, job.text
     assert IN_MEMORY.findall(job.text) == ["24", "24"], job.text
-    assert "passing over the snapshot in memory of step 24: 2 attempts from it failed" in job.text
-    assert "/snapshots/step-00000020\n" in job.text.partition("passing over")[2]
+    assert "skipping the snapshot in memory of step 24: 2 attempts that resumed from it failed" in job.text
+    assert "/snapshots/step-00000020\n" in job.text.partition("skipping the snapshot in memory")[2]
     assert steps_of(tmp_path) == list(range(1, 41))
 
 

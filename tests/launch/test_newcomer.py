@@ -113,7 +113,10 @@ def test_of_two_nodes_each_has_a_calm_terminal(terminal: Open) -> None:
 
 
 MISTAKES = [
-    ("gpt --batch-size 15", "--batch-size 15 counts all processes, and 2 processes × --accumulate 1 do not divide it."),
+    (
+        "gpt --batch-size 15",
+        "--batch-size 15 counts all processes, and is not a multiple of 2 processes × --accumulate 1.",
+    ),
     ("gpt --precision fp16", "--precision fp16 needs a GPU; on a CPU type --precision bf16 or --precision fp32."),
     ("gpt --dataset file:empty.txt", "empty.txt is empty; there is no text in it."),
     ("gpt --resume nothing", "--resume nothing: there is no such run or snapshot."),
@@ -140,5 +143,5 @@ def test_a_mistake_on_two_nodes_is_nobodys_lost_peer(terminal: Open) -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(take_ports(2))}
     for node in [terminal(*words, **place, RANK=str(rank)) for rank in (0, 1)]:
         assert node.end() == 78, node.text
-        assert node.text.count("do not divide it. Type --batch-size 2 or 4.") == 1
+        assert node.text.count("× --accumulate 1. Type --batch-size 2 or 4.") == 1
         assert "went away" not in node.text

@@ -32,7 +32,7 @@ from slipway.train.own.run import ResumableRun
 from slipway.train.worker.context import open_context
 
 ALARM = re.compile(
-    r"computed wrongly|did not compute the same|more replays|not compared there|differs from the others|no micro-batch"
+    r"computed wrongly|computed different results|replays are turned off|no longer compared there|differs from the others|no micro-batch"
 )
 
 

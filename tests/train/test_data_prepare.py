@@ -367,7 +367,11 @@ def written(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", '{"txt": "x", "id": 1}\n', "a.jsonl:1 has no 'text'; it has txt, id. Type --column NAME."),
+        (
+            "a.jsonl",
+            '{"txt": "x", "id": 1}\n',
+            "a.jsonl:1 has no column 'text'. Its columns are: txt, id. Type --column NAME.",
+        ),
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl:3 is no JSON"),
         ("a.jsonl", '{"text": "x"}\n[1]\n', "a.jsonl:2 does not contain an object, such as {"),
         ("a.jsonl", '{"text": 7}\n', "a.jsonl:1 'text' is 7, not text; type another --column."),
@@ -375,7 +379,7 @@ def written(path: Path, content: str | bytes) -> Path:
         ("a.jsonl", '{"text": ""}\n{"text": null}\n', "The input is empty; there is no text in it."),
         ("a.txt", b"sea\nwind \xe9\n", "a.txt byte 9 is not UTF-8 (0xe9). If it is text, convert it"),
         ("a.txt", "", "a.txt is empty; there is no text in it."),
-        ("a.txt.gz", b"\x1f\x8b", "a.txt.gz is packed; unpack it first."),
+        ("a.txt.gz", b"\x1f\x8b", "a.txt.gz is compressed or an archive. Unpack it first."),
         ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),
     ],
 )
@@ -397,7 +401,10 @@ def test_an_error_deep_in_a_file_names_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("b.parquet", "--column", "body"), "b.parquet has no 'body'; it has id, text. Type --column NAME."),
+        (
+            ("b.parquet", "--column", "body"),
+            "b.parquet has no column 'body'. Its columns are: id, text. Type --column NAME.",
+        ),
         (("b.parquet", "--column", "id"), "column 'id' holds int64, not text; type another --column."),
         (("c.parquet",), "There is no c.parquet in "),
         (

@@ -60,12 +60,12 @@ NO_TEXT: list[tuple[str, bytes, str]] = [
     ("big-endian", PROSE.encode("utf-16-be"), "iconv -f utf-16be -t"),
     ("utf-32", PROSE.encode("utf-32-le"), "iconv -f utf-32le -t"),
     ("big-endian utf-32", PROSE.encode("utf-32-be"), "iconv -f utf-32be -t"),
-    ("a byte that is 0", b"sea\0wind", "holds bytes that are 0, .* tr -d '\\\\000' < .*a.txt > NEW"),
+    ("a byte that is 0", b"sea\0wind", "contains NUL characters .* .* tr -d '\\\\000' < .*a.txt > NEW"),
     ("lfs", POINTER, "is a pointer of Git LFS and not the file itself. Type where it was cloned: git lfs pull"),
     ("annex", ANNEX, "is a pointer of git-annex .* git annex get"),
     ("arrow", arrow(stream=False), r"is an Arrow file, .*open_file"),
     ("arrow stream", arrow(stream=True), r"is an Arrow file, .*open_stream"),
-    ("gzip", gzip.compress(PROSE.encode()), "is packed; unpack it first"),
+    ("gzip", gzip.compress(PROSE.encode()), "is compressed or an archive. Unpack it first"),
     ("zip", zipped(), "is a zip archive"),
     ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext .*a.txt NEW.txt"),
     ("parquet", b"PAR1\x15\x04" + bytes(40), "is a parquet file without its suffix"),
@@ -121,7 +121,7 @@ def test_a_byte_that_is_0_deep_in_a_text_is_found_when_it_is_read(tmp_path: Path
     (tmp_path / "a.txt").write_bytes(PROSE.encode() * 10 + b"\0" + PROSE.encode())
     sources = find_sources([tmp_path / "a.txt"])
     spans = [span for spans in plan_pieces(sources, "text", 0.0) for span in spans]
-    with pytest.raises(ConfigurationError, match=r"a.txt holds bytes that are 0"):
+    with pytest.raises(ConfigurationError, match=r"a.txt contains NUL characters"):
         [list(read_chunks(sources, span, "text", 0.0)) for span in spans]
 
 
@@ -157,7 +157,7 @@ def test_after_the_command_for_a_text_it_is_read(tmp_path: Path, content: bytes)
     (tmp_path / ODD / "a b.txt").write_bytes(content)
     with pytest.raises(ConfigurationError) as error:
         find_sources([tmp_path / ODD])
-    paste(re.split("Convert it: |take them out: ", str(error.value))[1].partition("; if it is none")[0], tmp_path)
+    paste(re.split("Convert it: |remove them: ", str(error.value))[1].partition("; if it is not text")[0], tmp_path)
     assert (tmp_path / "NEW").read_text() == PROSE
 
 
@@ -201,9 +201,9 @@ def test_a_document_with_the_character_0_is_refused_where_it_would_end_there(
     if not refused:
         assert read_all(path, zero_ends) == ["calm", text]
         return
-    with pytest.raises(ConfigurationError, match=r"'text' holds the character 0, .* Take it out: ") as error:
+    with pytest.raises(ConfigurationError, match=r"'text' contains the NUL character .* Remove it: ") as error:
         read_all(path, zero_ends)
-    command = str(error.value).partition("Take it out: ")[2]
+    command = str(error.value).partition("Remove it: ")[2]
     paste(command, tmp_path)
     assert read_all(tmp_path / f"NEW.{suffix}", zero_ends) == ["calm", text.replace("\0", "")]
 

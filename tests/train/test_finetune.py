@@ -282,7 +282,7 @@ def test_a_folder_that_only_some_nodes_have_is_not_looked_for_on_the_hub(
     with outside_job() as context:
         context.place = replace(context.place, world_size=2)
         monkeypatch.setattr(context, "total", lambda *numbers: [1])  # one of the two has it
-        with pytest.raises(ConfigurationError, match=r"is there on some nodes, .* Copy it to every node"):
+        with pytest.raises(ConfigurationError, match=r"exists on some nodes, .* Copy it to every node"):
             find_checkpoint(str(checkpoint if here else tmp_path / "none"), context)
 
 

@@ -46,7 +46,8 @@ def put(root: Path, *names: str) -> Path:
 def test_of_several_data_sets_one_is_asked_for(tmp_path: Path, names: list[str]) -> None:
     put(tmp_path, *names)
     with pytest.raises(
-        ConfigurationError, match=r"holds 2 data sets, each with its own parts: (data/)?large, (data/)?small"
+        ConfigurationError,
+        match=r"holds 2 data sets, each with its own files for evaluation: (data/)?large, (data/)?small",
     ):
         find_sources([tmp_path])
     assert len(find_sources([tmp_path], several=True)) == 4

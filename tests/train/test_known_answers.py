@@ -95,7 +95,7 @@ def test_a_step_whose_bits_change_and_a_wrong_result_end_the_burn(monkeypatch: p
     monkeypatch.setattr(step, "digest", lambda: next(digests))
     monkeypatch.setattr(burn, "find_wrong", lambda *_: "")
     found = burn.burn(CPU, step, lambda: False)
-    assert (found.rounds, found.wrong) == (1, "the gradients of a model are not those of the first time (round 2)")
+    assert (found.rounds, found.wrong) == (1, "the gradients of a model differ from the first ones (round 2)")
     rounds = iter(["", "", "sum in fp32: 1 of 32 numbers"])
     monkeypatch.setattr(burn, "find_wrong", lambda *_: next(rounds))
     monkeypatch.setattr(step, "digest", lambda: 1)

@@ -169,7 +169,7 @@ def test_after_two_attempts_from_the_same_one_the_disks_is_taken(files: Callable
         memory.count_load(found)
     memory = MemoryBuffers(paths(held), warnings.append)
     assert memory.load((1, 5)) is None
-    assert warnings == ["passing over the snapshot in memory of step 6: 2 attempts from it failed"]
+    assert warnings == ["skipping the snapshot in memory of step 6: 2 attempts that resumed from it failed"]
     keep(memory, make_snapshot(6, attempt=4))
     found = memory.load((1, 5))
     assert found is not None

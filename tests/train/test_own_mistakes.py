@@ -15,7 +15,7 @@ import pytest
 from waiting import PATIENCE
 
 SAID = {  # by loop: the exit code under slipway, and what the output contains
-    "fewer_batches": (78, "The ranks do not train together"),
+    "fewer_batches": (78, "The ranks are out of step"),
     "no_batches_on_one_rank": (76, "rank 1 has ended its loop after 0 steps, and waits for a rank that has not"),
     "broken_off_on_one_rank": (76, "rank 1 has ended its loop after 8 steps, and waits for a rank that has not"),
     "fewer_batches_at_the_end": (76, "rank 1 has ended its loop after 11 steps, and waits for a rank that has not"),

@@ -406,7 +406,7 @@ def test_an_optimizer_that_is_made_anew_is_refused(capsys: pytest.CaptureFixture
         for _ in run.steps(11):
             again.step()
 
-    assert "AdamW trains, and not the SGD that was passed to slipway.resume" in refused(capsys, loop)
+    assert "AdamW trains, not the SGD that was passed to slipway.resume" in refused(capsys, loop)
 
 
 def test_a_parameter_of_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_ranks_with_other_data_do_not_train(monkeypatch: pytest.MonkeyPatch) -> 
         task = make_task(options, context)
         agree_on_data(task, context)
         monkeypatch.setattr(context, "gather_number", lambda number: [number, not number])
-        with pytest.raises(ConfigurationError, match="Rank 1 has other data than rank 0, which has: glyphs"):
+        with pytest.raises(ConfigurationError, match=r"Rank 1 has different data from rank 0 \(rank 0 has: glyphs"):
             agree_on_data(task, context)
 
 

@@ -85,7 +85,7 @@ def test_the_line_says_each_class_with_its_counts(data: Path) -> None:
         (["train/1.png", "train/2.png"], None, {"blue": 10, "red": 10, "train": 2}, "train 1 + 1"),
         (["train/1.png", "train/2.png", "test/1.png", "test/2.png"], None, {"blue": 10, "red": 10, "test": 2, "train": 2}, "test"),
         (["val/1.png", "val/2.png"], None, {"blue": 10, "red": 10, "val": 2}, "val 1 + 1"),
-        (["one/1.png"], None, {"blue": 10, "one": 1, "red": 10}, "no picture is judged by of 1: one"),
+        (["one/1.png"], None, {"blue": 10, "one": 1, "red": 10}, "no picture for validation in 1: one"),
         (["train/1.png", "train/red/2.png", "val/3.png"], None, {"blue": 10, "red": 10, "train": 2, "val": 1}, "train 1 + 1"),
     ],
 )  # fmt: skip
@@ -101,11 +101,11 @@ def test_what_is_beside_ordinary_pictures_is_read_or_said(
 @pytest.mark.parametrize(
     ("names", "content", "told"),
     [
-        (some("green", 3, "heic"), b"?", "green holds no picture of its class; it holds 3 .heic"),
-        (["green/.hidden.png"], None, "green holds no picture of its class; it holds nothing"),
-        (["red/empty.png"], b"", r"red/empty.png is no picture that can be read \(it is empty\)"),
+        (some("green", 3, "heic"), b"?", "green contains no pictures, only 3 .heic"),
+        (["green/.hidden.png"], None, r"green contains no pictures\."),
+        (["red/empty.png"], b"", r"red/empty.png cannot be read as a picture \(the file is empty\)"),
         (["red/deep/p.JPG"], POINTER, "red/deep/p.JPG is a pointer of Git LFS .* git lfs pull"),
-        ([b"red/caf\xe9.png"], b"", r"red/caf\\xe9.png is no picture"),
+        ([b"red/caf\xe9.png"], b"", r"red/caf\\xe9.png cannot be read as a picture"),
         (["train/red/1.png"], None, "a folder train and none that is called val"),
     ],
 )
@@ -145,7 +145,7 @@ def test_parts_are_known_by_their_usual_names(tmp_path: Path, train: str, judge:
 def test_of_validation_and_test_the_first_is_used_and_the_other_said(tmp_path: Path) -> None:
     put(tmp_path, *some("train/red", 3), *some("train/blue", 3), *some("val/red", 1), *some("test/red", 9))
     line = found(tmp_path)[1]
-    assert "blue 3 + 0, red 3 + 1; no picture is judged by of 1: blue" in line
+    assert "blue 3 + 0, red 3 + 1; no picture for validation in 1: blue" in line
     assert "1 beside the folders for training and evaluation (test)" in line
 
 
@@ -279,8 +279,8 @@ def test_an_ordinary_picture_is_not_touched(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (picture()[:-60], "is no picture that can be read"),
-        (b"GIF89a", "is no picture that can be read"),
+        (picture()[:-60], "cannot be read as a picture"),
+        (b"GIF89a", "cannot be read as a picture"),
         (POINTER, "is a pointer of Git LFS"),
         (b"/annex/objects/SHA256E-s31390--f50d7ac4.png\n", "is a pointer of git-annex"),
     ],

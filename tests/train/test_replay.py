@@ -99,7 +99,8 @@ def test_a_rank_without_another_of_its_kind_is_found_by_problems_with_known_answ
     found = run_ranks("plain", 3, 2, 5, 1, Fault("wrong bit", 1.0, random.Random(3)), (0, 1, 0), solve=True).found
     assert found is not None
     assert (found.ranks, found.place) == ((1,), "")
-    assert re.match(r"rank 1 computed wrongly: known answers were wrong \((product|convolution) in ", str(found))
+    wrong = r"rank 1 computed wrongly: computations with known results were wrong \((product|convolution) in "
+    assert re.match(wrong, str(found))
 
 
 class Unsteady(nn.Module):
@@ -127,8 +128,8 @@ def test_layers_that_do_not_repeat_themselves_are_left_out_and_the_others_still_
     assert first.state == {"clean": 0, "agreed": True}, "two ranks of one node may share a fault"
     assert len(outcome.said) == len(set(kinds))  # once for each kind
     assert outcome.said[0].startswith(
-        f"note: replays: rank 0 and {kinds.count(0) - 1} more have not computed the same bits twice in the output of 2, the output "
-        "of 3, the loss and 4 more: not compared there from now on. That is no fault if"
+        f"note: replays: rank 0 and {kinds.count(0) - 1} more have computed different bits in a second pass in the "
+        "output of 2, the output of 3, the loss and 4 more: no longer compared there. This is not a fault if"
     )
     found = run_ranks("unsteady", 3, 3, 5, 1, Fault("wrong bit", 1.0, random.Random(1)), kinds).found
     assert found is not None
@@ -140,7 +141,7 @@ def test_where_nothing_repeats_itself_replays_end_with_a_line(monkeypatch: pytes
     monkeypatch.setitem(PROGRAMS, "unsteady", unsteady)
     [line] = run_ranks("unsteady", 2, 4, 5).said
     assert line.startswith(
-        "note: no more replays: rank 0 and 1 more have not computed the same bits twice anywhere, first in the"
+        "note: replays are turned off: rank 0 and 1 more have computed different bits in a second pass, first in the"
     )
 
 
@@ -166,9 +167,9 @@ def test_kinds_of_processors_are_listed_once() -> None:
     assert [kinds.index(kind) for kind in kinds] == [0, 1, 0, 3, 0]
     assert mixed.said == [
         "note: replays: rank 0 and 2 more have A; rank 1 has B; rank 3 has C. Results of different kinds differ in the last bits, "
-        "so each rank is compared with those of its own kind. No other rank is of the kind of rank 1, 3. Such a rank cannot be "
-        "compared bit by bit with others. It computes each micro-batch twice, which finds faults that come and go, and a problem "
-        "with a known result. To compare it, add a rank of the same kind"
+        "so each rank is compared with those of its own kind. No other rank is of the same kind as rank 1, 3. Such a rank "
+        "cannot be compared bit by bit with others. It computes each micro-batch twice, which finds faults that come and go, and a "
+        "problem with a known result. To compare it, add a rank of the same kind"
     ]
     pair = Processors(["A", "A", "B", "B"])
     kinds_of_ranks(pair)  # type: ignore[arg-type]
@@ -179,7 +180,7 @@ def test_where_two_ranks_never_agreed_nobody_is_suspected_and_a_line_says_so(mon
     monkeypatch.setattr(replay_trials, "FIRST", 0)
     outcome = run_ranks("plain", 2, 4, 3, 1, Fault("wrong bit", 1.0, random.Random(1)))
     assert outcome.found is None
-    assert "do not compute the same bits, first in the output of 0." in outcome.said[0]
+    assert "or between two passes on one rank, first in the output of 0." in outcome.said[0]
 
 
 def test_after_a_restart_a_difference_is_no_oddity_of_the_arithmetic_where_the_ranks_had_agreed(
@@ -243,7 +244,7 @@ def test_a_verdict_names_the_wrong_node_and_no_error_that_came_before(
         record_caught(context, error)
     outcome = describe_failure(caught.value, 7, None)
     often = f", for the second time within a day on node 0 ({socket.gethostname()})" * second
-    elsewhere = f"node 1 ({socket.gethostname()}) computed or stored wrongly: {error.difference}"
+    elsewhere = f"node 1 ({socket.gethostname()}) computed or stored a wrong value: {error.difference}"
     said = elsewhere if last else f"{error.difference}{often}"
     assert (outcome.message, outcome.exception) == (said, f"{name}: {said}")
 
@@ -424,7 +425,7 @@ def test_what_other_ranks_cannot_rebuild_turns_replays_off_with_a_line(
     outcome = run_ranks("odd", 2, 4, 3)
     assert outcome.found is None
     [line] = outcome.said
-    assert line.startswith(f"note: no more replays: rank 0: {reason}. A replay sends dense tensors"), line
+    assert line.startswith(f"note: replays are turned off: rank 0: {reason}. A replay sends dense tensors"), line
 
 
 def fail_on(thread: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -448,7 +449,7 @@ def test_where_memory_runs_out_on_one_rank_while_a_micro_batch_is_sent_replays_e
     monkeypatch.setattr(replay, name, fail_on(f"rank {wrong}", getattr(replay, name)))
     outcome = run_ranks("plain", 3, 4, 3)
     assert outcome.found is None
-    assert outcome.said == (f"note: no more replays: rank {wrong}: OutOfMemoryError: out of memory",)
+    assert outcome.said == (f"note: replays are turned off: rank {wrong}: OutOfMemoryError: out of memory",)
 
 
 def test_a_sparse_gradient_turns_replays_off_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +546,7 @@ def test_of_two_kinds_of_processors_each_is_compared_with_itself(start: Callable
     assert run.output.count("rank 2 computed wrongly: a micro-batch of rank 2 differs") == 1
     [run] = start(*words, processes=2, folders=("pair",), kinds=["new", "old"]).end()
     assert run.exit_code == 0, run.output
-    assert "No other rank is of the kind of rank 0, 1." in run.output
+    assert "No other rank is of the same kind as rank 0, 1." in run.output
     assert "more replays" not in run.output
 
 
@@ -569,7 +570,7 @@ def test_a_node_whose_known_answers_are_wrong_is_unhealthy_at_once(
     folders = tuple(f"node-{node}" for node in range(nodes))
     words = ("linear", *OPTIONS, "--replay-every", 4)
     runs = start(*words, processes=processes, folders=folders, wrong=[1, 12, 99], known=1).end()
-    assert "known answers were wrong, too (sum in fp32: 1 of 32 numbers)" in runs[-1].output
+    assert "computations with known results were wrong, too (sum in fp32: 1 of 32 numbers)" in runs[-1].output
     assert {outcome["outcome"] for outcome in runs[-1].outcomes} == {"unhealthy"}
     if nodes == 2:
         assert {outcome["outcome"] for outcome in runs[0].outcomes} == {"peer"}
@@ -580,7 +581,7 @@ def test_a_node_whose_known_answers_are_wrong_is_unhealthy_at_once(
 def test_two_nodes_of_which_nobody_knows_which_is_wrong_go_back_once_and_then_end(start: Callable[..., Job]) -> None:
     words = ("linear", *OPTIONS, "--replay-every", 4)
     runs = start(*words, processes=2, folders=("one", "two"), wrong=[1, 12, 99]).end()
-    assert runs[0].output.count("the ranks did not compute the same: a micro-batch of rank") >= 2
+    assert runs[0].output.count("the ranks computed different results: a micro-batch of rank") >= 2
     assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}
     assert "`slipway check --burn 60` on each node may tell which" in runs[0].outcomes[0]["message"]
 

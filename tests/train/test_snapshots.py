@@ -147,14 +147,14 @@ def forge(path: Path, name: str, content: bytes, **manifest: object) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "manifest", "says"),
     [
-        ("model.safetensors", b"\xff" * 100, {}, r"model\.safetensors holds no tensors"),
-        ("model.safetensors", b"", {}, r"model\.safetensors holds no tensors"),
+        ("model.safetensors", b"\xff" * 100, {}, r"model\.safetensors cannot be read as tensors"),
+        ("model.safetensors", b"", {}, r"model\.safetensors cannot be read as tensors"),
         ("state.json", b"{", {}, r"state\.json cannot be read"),
         ("state.json", b"[" * 100_000, {}, r"state\.json cannot be read"),
         ("state.json", b"[1]", {}, r"state\.json does not contain an object"),
-        ("state.json", b"{}", {"format": float("nan")}, "impossible format None"),
-        ("state.json", b"{}", {"format": 0.5}, r"impossible format 0\.5"),
-        ("state.json", b"{}", {"format": True}, "impossible format True"),
+        ("state.json", b"{}", {"format": float("nan")}, "invalid format None"),
+        ("state.json", b"{}", {"format": 0.5}, r"invalid format 0\.5"),
+        ("state.json", b"{}", {"format": True}, "invalid format True"),
         ("../x.safetensors", b"", {}, r"names \.\./x\.safetensors"),
         ("/tmp/x.safetensors", b"", {}, "names /tmp/x"),  # it is never opened
     ],
@@ -282,7 +282,12 @@ SMALL = (
     [
         (("linear",), ("linear",), "finished", "resuming from .*mine/snapshots/step-00000004"),
         (("linear", "--seed", 5), ("linear",), "finished", "note: so far .* from seed 5, now on .* from seed 0"),
-        (("linear",), SMALL, "configuration", "The snapshot to resume from is of the workload linear, and this is gpt"),
+        (
+            ("linear",),
+            SMALL,
+            "configuration",
+            "The snapshot to resume from is of the workload linear, but this job runs gpt",
+        ),
         (
             (*SMALL, "--embed", 8),
             (*SMALL, "--embed", 16),
@@ -384,7 +389,7 @@ def test_what_an_earlier_attempt_finishes_after_a_later_one_went_on_is_passed_ov
     found = load_newest(tmp_path, warnings.append)
     assert found is not None
     assert (found[0].name, found[1].attempt) == ("step-00000002", 2)
-    assert "passing over step-00000007" in warnings[0]
+    assert "skipping step-00000007" in warnings[0]
 
 
 def test_a_writer_that_wakes_after_its_snapshot_has_its_name_deletes_nothing(tmp_path: Path) -> None:

@@ -409,7 +409,7 @@ def test_pictures_of_any_mode_are_read_in_their_colours_and_without_a_warning(tm
     for path in tmp_path.iterdir():
         assert (read_picture(path).numpy() == grey).all(), path.name
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(ConfigurationError, match=r"float.tiff is no picture that can be read \(32 bits"):
+    with pytest.raises(ConfigurationError, match=r"float.tiff cannot be read as a picture \(32 bits"):
         read_picture(tmp_path / "float.tiff")
 
 
@@ -424,6 +424,6 @@ def test_a_damaged_picture_is_named(
     run = train("vision", "--dataset", f"folder:{data}", "--batch-size", 4, "--steps", 1, "--workers", 1)
     assert run.outcomes[0]["outcome"] == "configuration"
     said = capsys.readouterr().err
-    assert f"{broken} is no picture that can be read" in said
+    assert f"{broken} cannot be read as a picture" in said
     assert "Traceback" not in said
     assert os.path.exists(broken)  # noqa: PTH110

@@ -123,7 +123,7 @@ def test_of_a_large_log_head_and_tail_are_kept(run: Path, monkeypatch: pytest.Mo
     assert len(text) < 2200
     assert text.startswith("line 0\nline 1\n")
     assert "canary" not in text
-    note = next(line for line in members["README.txt"].splitlines() if "rank-0.log was cut" in line)
+    note = next(line for line in members["README.txt"].splitlines() if "rank-0.log was truncated" in line)
     if not secret:
         head, _, tail = text.partition("\n--- ")
         left_out, _, tail = tail.partition(" were left out here ---\n")

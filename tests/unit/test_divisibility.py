@@ -60,7 +60,7 @@ def test_an_impossible_split_is_78_and_names_the_possible_ones(
         (("--stages", "4", "--accumulate", "2"), "--accumulate 4 or more"),
         (("--static-graph",), "--static-graph is DistributedDataParallel's"),
         (("--bucket-mb", "5"), "--bucket-mb is DistributedDataParallel's"),
-        (("--memory-every", "5"), "--stages above 1 save to the disk alone"),
+        (("--memory-every", "5"), "With --stages above 1, snapshots are saved only on disk"),
     ],
 )
 def test_options_that_contradict_the_stages_are_2(slipway: Slipway, words: tuple[str, ...], wanted: str) -> None:

@@ -113,7 +113,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("cancelled"), 1: file("cancelled")}, {"stop": "cancelled", "signal": "SIGINT"}, "cancelled", None, ""),
         (DONE, STOP, "finished", None, "val_loss 1.5"),  # the signal came after the last step
         ({}, {"own": False, **STOP}, "stopped", None, "after SIGTERM"),
-        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as asked"),
+        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as requested"),
         (
             {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], **CANCEL},
             "cancelled", 0, "SIGINT",

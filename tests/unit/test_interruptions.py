@@ -350,7 +350,7 @@ def test_a_service_that_is_of_no_use_is_reported_once_with_what_to_type_and_aske
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST
     [line] = play.said
-    assert line.startswith("warning: interruption notices are not seen: ")
+    assert line.startswith("warning: interruption notices cannot be read: ")
     assert words in line
 
 

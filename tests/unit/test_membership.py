@@ -81,7 +81,7 @@ def test_an_empty_disk_on_node_0_does_not_begin_anew_what_others_have(
 def test_where_all_are_here_the_fault_is_told_to_be_another() -> None:
     membership = make_membership(2)
     admit(membership, make_hello(0, 2), make_hello(1, 3))
-    assert membership.describe(7.6) == "all 2 nodes are here after 8 s, but not all fit together"
+    assert membership.describe(7.6) == "all 2 nodes are present after 8 s, but their configurations differ"
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
     (4, [{"processes": 4}], "Was it meant to count the 4 processes of this machine? Then unset WORLD_SIZE."),
     (4, [{"processes": 2, "gpus": ("H200",) * 4}], "Was it meant to count the 4 GPUs of this machine? Then unset WORLD_SIZE."),
     (4, [{"processes": 3, "gpus": ("H200",) * 5}], ""),
-    (16, [EIGHT], "processes, of which this node has 8? Then set WORLD_SIZE=2."),
-    (6, [{"processes": 2}], "processes, of which this node has 2? Then set WORLD_SIZE=3."),
+    (16, [EIGHT], "processes (this node has 8)? Then set WORLD_SIZE=2."),
+    (6, [{"processes": 2}], "processes (this node has 2)? Then set WORLD_SIZE=3."),
     (6, [{"processes": 1}], ""),
     (6, [{"processes": 4}], ""),
 ]  # fmt: skip

@@ -150,7 +150,7 @@ def test_a_program_that_needs_no_python_is_started_as_it_is(slipway: Slipway, tm
         (["--no-python", "-m", "x"], 2, "type one of them"),
         (["shell"], 78, "slipway run --no-python shell"),
         (["binary"], 78, "slipway run --no-python binary"),
-        (["--role", "r", "train"], 78, "--role is torchrun's: all workers have the same role"),
+        (["--role", "r", "train"], 78, "--role is an option of torchrun: all workers have the same role"),
         (["--local_addr", "a", "train"], 78, "NCCL_SOCKET_IFNAME"),
         (["-r", "3", "train"], 78, "slipway logs"),
         (["--redirects=3", "train"], 78, "slipway logs"),

@@ -100,7 +100,7 @@ def test_a_switch_of_torchruns_is_refused_and_takes_no_value(slipway: Slipway, f
     answer = slipway("run", "--nproc-per-node", "2", flag, "t.py")
     assert answer.code == 78
     name = flag.replace("_", "-")
-    assert f"{name} is torchrun's: {TORCHRUN[(name,)]}." in answer.err
+    assert f"{name} is an option of torchrun: {TORCHRUN[(name,)]}." in answer.err
 
 
 REFUSED = [names[0] for names, instead in TORCHRUN.items() if instead and names[0] not in TORCHRUN_FLAGS]
@@ -111,7 +111,7 @@ def test_an_option_of_torchruns_is_refused_with_what_replaces_it(slipway: Slipwa
     Path("t.py").touch()
     answer = slipway("run", "--nproc-per-node", "2", name.replace("-", "_").replace("__", "--", 1), "1", "t.py")
     [instead] = [instead for names, instead in TORCHRUN.items() if names[0] == name]
-    assert (answer.code, f"{name} is torchrun's: {instead}." in answer.err) == (78, True), answer.err
+    assert (answer.code, f"{name} is an option of torchrun: {instead}." in answer.err) == (78, True), answer.err
 
 
 @pytest.mark.parametrize("typed", ["app", "./app", "app/", "fabric", "./composer"])

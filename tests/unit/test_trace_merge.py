@@ -148,7 +148,7 @@ def test_ranks_without_a_trace_are_told_and_the_others_merged(tmp_path: Path) ->
     assert merged.missing[0] == "rank 1: RuntimeError: no profiler today"
     assert merged.missing[1].startswith("rank 2: its trace cannot be read")
     assert merged.missing[2].startswith("rank 3: its trace cannot be read")
-    assert merged.missing[3] == "of the last 66 ranks no traces are kept"
+    assert merged.missing[3] == "the traces of the last 66 ranks were not kept"
     check_format(read_merged(merged.path))
     assert sum("left out" in line for line in tell(merged)) == 4
 

@@ -32,7 +32,10 @@ TORCHRUN = {
     ("--tee", "-t"): "",
     ("--monitor-interval",): "",
     ("--start-method",): "",
-    ("--redirects", "-r"): "`slipway logs` shows what each rank printed, and > FILE takes it from the terminal",
+    (
+        "--redirects",
+        "-r",
+    ): "`slipway logs` shows what each rank printed, and > FILE redirects the output of the job to a file",
     ("--log-dir",): "use --run-dir DIR or --runs DIR; the log of each rank is in the run's node-R/logs",
     ("--role",): "all workers have the same role; nothing replaces it",
     ("--local-addr",): "use NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to choose a network",
@@ -124,14 +127,14 @@ FORMS = {
 
 def _refuse_torchruns(context: click.Context, option: click.Parameter, value: str | bool | None) -> None:
     if value and (instead := TORCHRUN[tuple(option.opts)]):
-        raise LaunchError(f"{option.opts[0]} is torchrun's: {instead}.")
+        raise LaunchError(f"{option.opts[0]} is an option of torchrun: {instead}.")
 
 
 def refuse_rendezvous(options: Mapping[str, Any]) -> None:
     """Raise LaunchError for an option of torchrun's rendezvous, with what replaces it."""
     for name, instead in RDZV.items():
         if options.get(name[2:].replace("-", "_")) is not None:
-            raise LaunchError(f"{name} is torchrun's: {instead}.")
+            raise LaunchError(f"{name} is an option of torchrun: {instead}.")
 
 
 def misplaced(arguments: Sequence[str], program: str) -> list[str]:

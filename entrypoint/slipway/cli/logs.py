@@ -188,4 +188,4 @@ def _bundle(run: Path, name: str) -> None:
             click.echo(f"  {title:<8}  {line}")
     if fleeting := fleeting_results(look_at_host(os.environ)[0], made.path.absolute().parent):
         click.echo(f"slipway: {fleeting}", err=True)
-    click.echo("Secrets that could be recognised by name or form were removed; look through it before you pass it on.")
+    click.echo("Secrets that were recognized by name or form were removed. Review the archive before you share it.")

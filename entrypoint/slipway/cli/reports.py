@@ -64,9 +64,7 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(kind(context.find_root().command, {}, "slipway", "_SLIPWAY_COMPLETE").source())
 
 
-@click.command(
-    "report", epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out compared.html"
-)
+@click.command("report", epilog="\b\nExample: slipway report gpt-20260101-120000 gpt-20260102-090000 --out ab.html")
 @click.argument("names", nargs=-1, metavar="[RUN]...", type=RunPath(), shell_complete=complete_run)
 @RUNS
 @click.option("--out", type=LocalPath(path_type=Path, dir_okay=False), help="File to write.  [RUN/report.html]")

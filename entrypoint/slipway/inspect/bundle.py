@@ -86,8 +86,8 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     files = find_files(run)
     left_out = tuple(list_others(run, files))
     notes = [
-        f"secrets whose values were known when this was packed: {', '.join(sorted(secrets)) or 'none'}; others that a "
-        "program printed without their names are found by their form only"
+        f"secrets whose values were known here: {', '.join(sorted(secrets)) or 'none'}; other secrets that a program "
+        "printed without their names are found only by their form"
     ]
     notes += [elsewhere] if (elsewhere := tell_elsewhere(run)) else []
 
@@ -95,7 +95,7 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
         most = max(SMALLEST, min(LARGEST, ALL // max(len(files), 1)))
         for file in files:
             part, missing = read_part(str(file.relative_to(run)), file, most)
-            notes.extend([f"{part.name} was cut: {missing:,} bytes in its middle are left out"] if missing else [])
+            notes.extend([f"{part.name} was truncated: {missing:,} bytes in the middle are missing"] if missing else [])
             yield part
         yield from look_here(run, environ)
         yield ArchivePart("README.txt", (readme(run, files, notes, left_out, now),))
@@ -165,7 +165,7 @@ def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, 
     lines += [f"{name:<26}{what}" for name, what in HERE]
     lines += [
         "",
-        "Secrets that were recognized by name or form were replaced by ***. Look through it before you pass it on.",
+        "Secrets that were recognized by name or form were replaced by ***. Review the archive before you share it.",
     ]
     return "\n".join([*lines, "", "Notes:", *notes, "", "Left out:", *(left_out or ["nothing"])]) + "\n"
 

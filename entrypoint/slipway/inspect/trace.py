@@ -47,7 +47,7 @@ def merge(folder: Path) -> Merged:
     except OSError as error:
         raise LaunchError(f"The merged trace cannot be written: {error}", code_of(error)) from None
     beyond = clocks.world_size - len(clocks.ranks)
-    missing = [*work.missing, *([f"of the last {beyond} ranks no traces are kept"] if beyond > 0 else [])]
+    missing = [*work.missing, *([f"the traces of the last {beyond} ranks were not kept"] if beyond > 0 else [])]
     spread = max(rank.spread for rank in clocks.ranks)
     merged = folder / MERGED_FILE
     return Merged(merged, clocks.first, clocks.steps, clocks.wanted, clocks.why, spread, work.summaries, missing)

@@ -226,8 +226,8 @@ class Common(Options):
             return above
         below = above - parts
         raise ConfigurationError(
-            f"--batch-size {self.batch_size} counts all processes, and {readers} {counted} × --accumulate {self.accumulate} "
-            f"do not divide it. Type --batch-size {f'{below} or {above}' if below else above}."
+            f"--batch-size {self.batch_size} counts all processes, and is not a multiple of {readers} {counted} × "
+            f"--accumulate {self.accumulate}. Type --batch-size {f'{below} or {above}' if below else above}."
         )
 
 

@@ -16,7 +16,7 @@ from slipway.protocol.mistake import ConfigurationError, nearest
 STDLIB, FILE, TOKENS, HUB = "stdlib", "file", "tokens", "hub"
 FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"
 NO_PLAIN_TEXT = frozenset({".parquet", ".jsonl", ".ndjson", ".json"})
-VALIDATION = 0.01  # the share of a text that training is judged by, where neither names nor anybody says another
+VALIDATION = 0.01  # the share of a text for validation, unless file names or an option say otherwise
 MANIFEST = "manifest.json"  # makes a folder one of tokens
 REPO = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 

@@ -47,5 +47,6 @@ class LinearOptions(Common):
         for name, value, exact in (("precision", self.precision, "fp32"), ("comm", self.comm, "full")):
             if self.compare and value != exact:
                 raise click.UsageError(
-                    f"--{name} {value} rounds what --compare is to show as equal; type --{name} {exact}, or leave it out."
+                    f"--{name} {value} rounds the weights that --compare expects to be equal. "
+                    f"Type --{name} {exact}, or omit the option."
                 )

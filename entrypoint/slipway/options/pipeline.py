@@ -54,7 +54,8 @@ class PipelineOptions(GptOptions):
             return
         if self.memory_every not in ("auto", 0):
             raise click.UsageError(
-                "--memory-every is for models that each process has whole; --stages above 1 save to the disk alone. Leave it out."
+                "--memory-every needs the whole model in each process. With --stages above 1, snapshots are saved only on disk. "
+                "Omit the option."
             )
         if self.accumulate < self.stages:
             raise click.UsageError(

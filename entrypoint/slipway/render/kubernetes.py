@@ -143,7 +143,7 @@ COMMANDS = (
         "Print manifests that train a workload or script as a plain Kubernetes Job, which needs no operator.\n\nWithout options, "
         "the output is k8s/job.yaml (explained in k8s/README.md). Settings from the command line, the environment or .env "
         "become part of them; secrets do not.",
-        "--nodes 4 --image registry.example/slipway:0.2.1 gpt | kubectl apply -f -",
+        "--nodes 4 --image example.org/slipway:0.1.0-cuda12 gpt | kubectl apply -f -",
     ),
     make_command(
         "jobset",

@@ -113,7 +113,7 @@ class NoticeWatch:
         if self._failures == PATIENCE and not self._reported:
             self._reported = True
             trouble, remedy = explain_failure(self._watched.cloud, error)
-            self._say(f"warning: interruption notices are not seen: {trouble}. What to do: {remedy}.")
+            self._say(f"warning: interruption notices cannot be read: {trouble}. To fix it: {remedy}.")
 
     def _succeed(self) -> None:
         if self._reported:

@@ -173,7 +173,7 @@ class Client:
                 config.say(
                     f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
                     f"{config.nodes} of {config.launchers} launchers ask it to"
-                    f"{'' if self._thawed is None else ', without this one: it was frozen, and may have been replaced'}"
+                    f"{'' if self._thawed is None else '; this one was frozen, may have been replaced, and does not count'}"
                 )
         self._complain(kind, words, info, waited)
         await asyncio.sleep(self._pause * self._config.random.uniform(1, 4 / 3))

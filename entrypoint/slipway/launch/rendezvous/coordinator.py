@@ -362,7 +362,7 @@ class Coordinator:
             if newest and members[rank].info.place != place:
                 yield f"node {rank} ({members[rank].info.host}) takes place {place} of {self._config.nodes} in the job"
         waiting = ", ".join(f"{rank} ({members[rank].info.host})" for rank in members if rank not in self._state.places)
-        yield f"spare nodes: {waiting}" if waiting else "no spare node is here at the moment; one may join at any time"
+        yield f"spare nodes: {waiting}" if waiting else "no spare node is present; one may join at any time"
 
     @contextlib.contextmanager
     def _shared_file(self) -> Iterator[str]:

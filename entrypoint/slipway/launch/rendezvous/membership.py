@@ -221,7 +221,7 @@ class Membership:
     def describe(self, seconds: float) -> str:
         """`waiting for nodes: 5 of 8 after 20 s; missing node ranks 3, 6, 7`."""
         if not self.missing:
-            return f"all {self.nodes} nodes are here after {seconds:.0f} s, but not all fit together"
+            return f"all {self.nodes} nodes are present after {seconds:.0f} s, but their configurations differ"
         ranks = f"node rank{'s' if len(self.missing) > 1 else ''} {rank_ranges(self.missing)}"
         if self.spares:
             return f"waiting for nodes: {self._here} of {self.nodes} after {seconds:.0f} s; any of {ranks} will do"
@@ -259,7 +259,7 @@ class Membership:
         most = max(kinds)
         if most == 1 or self.nodes % most:
             return ""
-        return f"{asked} processes, of which this node has {most}? Then set WORLD_SIZE={self.nodes // most}."
+        return f"{asked} processes (this node has {most})? Then set WORLD_SIZE={self.nodes // most}."
 
 
 def _seniority(member: Member) -> tuple[int, bool, int]:

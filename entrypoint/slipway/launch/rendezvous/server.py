@@ -472,7 +472,7 @@ class Server:
             if self.state.running:
                 left = len(self.state.links) - len(self.state.places.keys() & self.state.links.keys())
                 self.config.say(
-                    f"spare node {node_rank} ({member.info.host}) is lost: {ended}; {left or 'no'} spare nodes are left"
+                    f"spare node {node_rank} ({member.info.host}) is lost: {ended}; spare nodes that are left: {left}"
                 )
                 self.name_successors()
         self.wake()

@@ -91,7 +91,7 @@ def _make_writable(host: Host, point: Path, owner: int) -> str:
     folder = shlex.quote(source.removeprefix("./"))
     there = "" if source.startswith("/") else " in the folder that contains it"
     return (
-        f"Where a folder is missing, Docker creates it as root. If it is empty, type{there}: rmdir {folder} && mkdir {folder}; "
+        f"Docker creates missing folders as root. If the folder is empty, type{there}: rmdir {folder} && mkdir {folder}; "
         f'otherwise: sudo chown -R "$(id -u)" {folder}. And {advise("owner", host.runtime)}.'
     )
 

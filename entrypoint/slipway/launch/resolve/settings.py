@@ -289,8 +289,8 @@ SETTINGS = (
         "",
         "auto",
         _choice("off", "auto", "aws", "gcp", "azure"),
-        "Watch for interruption notices of a spot machine, and save and leave before it is taken back; auto asks the cloud that "
-        "the machine's firmware (DMI) names for certain, and nobody elsewhere.",
+        "Watch for interruption notices of a spot machine, and save and leave before it is taken back; auto asks "
+        "only a cloud that the machine's firmware (DMI) identifies for certain.",
         "off|auto|aws|gcp|azure",
     ),
     Setting(

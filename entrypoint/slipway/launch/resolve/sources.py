@@ -281,10 +281,12 @@ def _is_slip(name: str, known: str) -> bool:
     if len(right) < ONE:
         return sorted(typed) == sorted(right) and _distance(typed, right) == 1
     allowed = 2 if len(right) >= TWO else 1
-    # A letter that the other lacks is a difference of its own; most names have many, which is known sooner than the distance.
+    if abs(len(typed) - len(right)) > allowed:  # so it is with most names, and the length is known at once
+        return False
+    # A letter that the other lacks is a difference of its own, and is found sooner than the distance.
     if max((Counter(typed) - Counter(right)).total(), (Counter(right) - Counter(typed)).total()) > allowed:
         return False
-    return abs(len(typed) - len(right)) <= allowed and _distance(typed, right) <= allowed
+    return _distance(typed, right) <= allowed
 
 
 def _distance(one: str, other: str) -> int:

@@ -194,8 +194,8 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     port = _number("MASTER_PORT", values)
     if not port and not alone:
         raise LaunchError(
-            f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but several launchers must know it. "
-            "Give a number, or leave it out for 29500."
+            f"{values['MASTER_PORT'].claim.about('MASTER_PORT')} means any free port, but all launchers must know the port. "
+            "Set a number, or omit it to use 29500."
         )
     if nodes > 1 and values["MASTER_ADDR"].is_default:
         broken = next((reading.broken for reading in readings if reading.broken), "")

@@ -107,10 +107,10 @@ def resume(training: Training, wanted: str) -> bool:
     state = snapshot.state
     if state.get("workload") != training.task.name:
         origin = f"of the workload {state['workload']}" if "workload" in state else "of a script with a loop of its own"
-        raise ConfigurationError(f"The snapshot to resume from is {origin}, and this is {training.task.name}.")
+        raise ConfigurationError(f"The snapshot to resume from is {origin}, but this job runs {training.task.name}.")
     load_model(training.task.model, snapshot, training.task.description)
     if state["data"] != training.task.data:
-        context.say(f"note: so far it was trained on {state['data']}, now on {training.task.data}")
+        context.say(f"note: this run was trained on {state['data']} so far, and continues on {training.task.data}")
     note_longer_schedule(training, snapshot)
     load_optimizer_state(
         training.task.optimizer, training.task.model, snapshot.tensors["optimizer"], state["optimizer"]

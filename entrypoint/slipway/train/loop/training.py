@@ -159,7 +159,7 @@ def agree_on_data(task: Task, context: Context) -> None:
     different = [rank for rank, odd in enumerate(context.gather_number(task.data != first)) if odd]
     if different:
         raise ConfigurationError(
-            f"Rank {different[0]} has other data than rank 0, which has: {first}. Give all nodes the same files and the "
+            f"Rank {different[0]} has different data from rank 0 (rank 0 has: {first}). Give all nodes the same files and the "
             "same image."
         )
 

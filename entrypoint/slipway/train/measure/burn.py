@@ -66,9 +66,7 @@ def burn(device: torch.device, step: TrainingStep, is_over: Callable[[], bool]) 
         if wrong := find_wrong(device, seed, TIMES[device.type], CALLS[device.type]):
             return BurnResult(seed, f"{wrong} (round {seed + 1})", first)
         if step.digest() != first:
-            return BurnResult(
-                seed, f"the gradients of a model are not those of the first time (round {seed + 1})", first
-            )
+            return BurnResult(seed, f"the gradients of a model differ from the first ones (round {seed + 1})", first)
         if is_over():
             return BurnResult(seed + 1, "", first)
     raise AssertionError("rounds have no end")

@@ -66,7 +66,7 @@ def kinds_of_ranks(context: Context) -> list[int]:
         return kinds
     shown = [f"{listing(ranks)} {context.share_text(own, ranks[0])}" for ranks in ranks_of.values()]
     single = [ranks[0] for ranks in ranks_of.values() if len(ranks) == 1]
-    alone = f". No other rank is of the kind of rank {', '.join(map(str, single))}. {ALONE}" if single else ""
+    alone = f". No other rank is of the same kind as rank {', '.join(map(str, single))}. {ALONE}" if single else ""
     context.say(
         f"note: replays: {'; '.join(shown)}. Results of different kinds differ in the last bits, so each rank is compared with "
         f"those of its own kind{alone}"

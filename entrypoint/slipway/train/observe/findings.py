@@ -43,7 +43,7 @@ def record_finding(context: Context, error: ReplicasDifferError | WrongArithmeti
     if node_name(context) in wrong:
         raise UnhealthyError(f"{difference}{often}") from None  # it says all that the given error says
     if wrong:
-        raise PeerError(f"{wrong[0]} computed or stored wrongly: {difference}") from None
+        raise PeerError(f"{wrong[0]} computed or stored a wrong value: {difference}") from None
 
 
 def was_found(context: Context) -> bool:

@@ -62,9 +62,10 @@ class WrongArithmetic:
     def __str__(self) -> str:
         """Return the text for messages."""
         named = ", ".join(map(str, self.ranks))
-        who = f"rank {named} computed wrongly" if self.ranks else "the ranks did not compute the same"
+        who = f"rank {named} computed wrongly" if self.ranks else "the ranks computed different results"
         what = [f"a micro-batch of rank {self.source} differs, first in {self.place}"] if self.place else []
-        what += [f"known answers were wrong{', too' if self.place else ''} ({self.known})"] if self.known else []
+        too = ", too" if self.place else ""
+        what += [f"computations with known results were wrong{too} ({self.known})"] if self.known else []
         return f"{who}: {'; '.join(what)}"
 
 
@@ -201,7 +202,7 @@ class Replays:
             self._require_equal_weights()
         except ReplayError as reason:
             self._every = 0
-            self._context.say(f"note: no more replays: {reason}")
+            self._context.say(f"note: replays are turned off: {reason}")
             return
         self._judge(first, again, source, wrong)
 
@@ -383,11 +384,11 @@ class Replays:
             left_out = True
             who, places = listing(kind.ranks), self._in_order(found)
             if not any(number for signature in kind.pick(first) for number in signature[1:]):
-                raise ReplayError(f"{who} not computed the same bits twice anywhere, first in {places[0]}. {TO_REPEAT}")
+                raise ReplayError(f"{who} computed different bits in a second pass, first in {places[0]}. {TO_REPEAT}")
             more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
             self._context.say(
-                f"note: replays: {who} not computed the same bits twice in {', '.join(places[:SHOWN])}{more}: not compared there "
-                f"from now on. {TO_REPEAT}"
+                f"note: replays: {who} computed different bits in a second pass in {', '.join(places[:SHOWN])}{more}: no longer "
+                f"compared there. {TO_REPEAT}"
             )
         return left_out
 
@@ -404,7 +405,7 @@ class Replays:
         if not wrong.ranks and (ranks is None or not sure):
             self._every = 0
             self._context.say(
-                "warning: no more replays: the ranks, or a rank and itself, do not compute the same bits, first in "
+                "warning: replays are turned off: results differ between ranks, or between two passes on one rank, first in "
                 f"{place}. {TO_REPEAT}"
             )
             return
@@ -430,7 +431,7 @@ class Replays:
 
 
 TO_REPEAT = (
-    "That is no fault if the arithmetic depends on the order of threads, or if what is computed depends on the rank; "
+    "This is not a fault if the arithmetic depends on the order of threads, or if the computation depends on the rank; "
     "torch.use_deterministic_algorithms(True) makes arithmetic repeatable. If in doubt, type `slipway check --burn 60` on each "
     "node."
 )

@@ -163,6 +163,6 @@ class Stragglers:
             return
         self._said = now
         where = f"on node {place.node_rank} ({socket.gethostname()})"
-        known = self._causes.text() or "`slipway check` on its node may tell why"
+        known = self._causes.text() or "to find the cause, run `slipway check` on its node"
         steps = self._window * WINDOWS
         self._context.warn(f"warning: all other ranks wait: {found}, {where}, in the last {steps} steps; {known}")

@@ -316,7 +316,7 @@ class ResumableRun:
             count = require_count(f"run.{name}: ", total)
             if self._loop:
                 raise ConfigurationError(
-                    f"run.{name} was called, and run.{self._loop} before: a run has one loop. Count all {name} in one call."
+                    f"run.{name} was called after run.{self._loop}, but a run has only one loop. Give the total to a single call."
                 )
         self._loop = name
         return count
@@ -371,8 +371,8 @@ class ResumableRun:
             if low // 2 == high // 2:
                 differ = "one had ended its loop, and another went on"
             raise ConfigurationError(
-                f"The ranks do not train together: at the same exchange, {differ}. Give each rank as many batches, as "
-                "DistributedSampler does, and leave a loop on all ranks at the same place."
+                f"The ranks are out of step: at the same exchange, {differ}. Give each rank the same number of batches, as "
+                "DistributedSampler does, and leave the loop at the same place on all ranks."
             )
         return word
 

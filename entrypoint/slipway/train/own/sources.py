@@ -65,8 +65,8 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
         raise ConfigurationError(f"run.batches takes a DataLoader or anything else to iterate over, not {loader!r}.")
     if isinstance(loader, enumerate | _BaseDataLoaderIter):
         raise ConfigurationError(
-            f"run.batches({type(loader).__name__}): it is not known where this began. Pass the loader itself, and wrap what "
-            "comes out of it: enumerate(run.batches(loader)), iter(run.batches(loader))."
+            f"run.batches({type(loader).__name__}): Slipway cannot tell where this iterator began. Pass the loader itself, "
+            "and wrap the result: enumerate(run.batches(loader)), iter(run.batches(loader))."
         )
     inner = inner_of(loader)
     if isinstance(inner, DataLoader) and inner.num_workers and not isinstance(inner.worker_init_fn, Sheltered):

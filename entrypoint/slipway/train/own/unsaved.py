@@ -56,8 +56,8 @@ class Unsaved:
         self._alone += bool(others)
         if others and len(others) == len(self._seen) and self._alone >= ALONE:
             raise ConfigurationError(
-                f"{type(others[0]).__name__} trains, and not the {type(passed[0]).__name__} that was passed to slipway.resume: "
-                "no step was counted, and nothing can be saved. Make the model and the optimizer once, before slipway.resume."
+                f"{type(others[0]).__name__} trains, not the {type(passed[0]).__name__} that was passed to slipway.resume, so "
+                "no step was counted, and nothing can be saved. Create the model and the optimizer once, before slipway.resume."
             )
 
     def require_in_place(self) -> None:

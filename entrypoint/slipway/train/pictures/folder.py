@@ -166,8 +166,8 @@ def read_picture(path: Path) -> torch.Tensor:
     except PermissionError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "it is in no format that is known" if isinstance(error, UnidentifiedImageError) else error
-        told = explain_pointer(path) or f"{path} is no picture that can be read ({reason}). Remove or replace it."
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
+        told = explain_pointer(path) or f"{path} cannot be read as a picture ({reason}). Remove or replace it."
         raise ConfigurationError(told) from None
     return picture
 

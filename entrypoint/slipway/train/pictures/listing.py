@@ -130,10 +130,10 @@ def list_classes(
         others = len(left.others)
         found[name] = sorted(walk(root, name, left, beat))
         if not found[name] and not allow_empty:
-            held = suffixes(left.others[others:]) or "nothing"
+            held = suffixes(left.others[others:])
             raise ConfigurationError(
-                f"{root / name} holds no picture of its class; it holds {held}. These are read: "
-                f"{' '.join(SUFFIXES)}. Convert its files, or remove the folder."
+                f"{root / name} contains no pictures{f', only {held}' if held else ''}. Supported suffixes: "
+                f"{' '.join(SUFFIXES)}. Convert the files, or remove the folder."
             )
     return found
 
@@ -176,7 +176,7 @@ def look_at(path: Path) -> os.stat_result | None:
 def require_picture(path: Path, size: int) -> None:
     """Raise ConfigurationError for a file that is empty, or a pointer to its content."""
     if not size:
-        raise ConfigurationError(f"{path} is no picture that can be read (it is empty). Remove or replace it.")
+        raise ConfigurationError(f"{path} cannot be read as a picture (the file is empty). Remove or replace it.")
     if size <= LARGEST:
         require_content(path)
 
@@ -227,9 +227,9 @@ def described(files: Files, left: LeftOut) -> str:
         f"pictures: {len(files.train):,} for training + {len(files.evaluation):,} for validation, {len(files.classes):,} "
         f"class{'' if len(files.classes) == 1 else 'es'}: {', '.join(shown)}{more}"
     )
-    for place, what in ((0, "trained on"), (1, "judged by")):
+    for place, what in ((0, "training"), (1, "validation")):
         if none := [name for at, name in enumerate(files.classes) if not counts[place][at]]:
-            text += f"; no picture is {what} of {len(none):,}: {listed(none, SHOWN)}"
+            text += f"; no picture for {what} in {len(none):,}: {listed(none, SHOWN)}"
     return text + (f"; left out: {', '.join(told)}" if (told := left.lines()) else "")
 
 

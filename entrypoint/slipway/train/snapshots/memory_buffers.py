@@ -133,7 +133,7 @@ class MemoryBuffers:
                 continue
             if header.loads >= LOADS:
                 self._warn(
-                    f"passing over the snapshot in memory of step {header.step}: {LOADS} attempts from it failed"
+                    f"skipping the snapshot in memory of step {header.step}: {LOADS} attempts that resumed from it failed"
                 )
                 continue
             try:
@@ -243,7 +243,7 @@ def load_buffer(file: int, header: Header) -> Snapshot:
     """Return the snapshot in an open buffer, copied to this process's memory. Raises SnapshotError, OSError."""
     described = os.pread(file, header.described, PAGE + header.data)
     if zlib.crc32(described) != header.crc:
-        raise SnapshotError("its checksum does not fit")
+        raise SnapshotError("its checksum does not match")
     try:
         stored: dict[str, Any] = json.loads(described)
         tensors = {
@@ -254,7 +254,7 @@ def load_buffer(file: int, header: Header) -> Snapshot:
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise SnapshotError(f"it is invalid ({error!r})") from error
     if checksum(tensor for named in tensors.values() for tensor in named.values()) != header.checksum:
-        raise SnapshotError("its checksum does not fit")
+        raise SnapshotError("its checksum does not match")
     return snapshot
 
 

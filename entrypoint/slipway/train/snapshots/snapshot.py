@@ -201,7 +201,7 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
         with open_run_file(path / MANIFEST) as file:
             manifest = parse_json(file.read(LARGEST))
         if type(manifest["format"]) is not int or manifest["format"] < 1:
-            raise SnapshotError(f"{path / MANIFEST} has the impossible format {manifest['format']!r}")
+            raise SnapshotError(f"{path / MANIFEST} has the invalid format {manifest['format']!r}")
         if manifest["format"] > FORMAT:
             raise NewerFormatError(
                 f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
@@ -282,7 +282,7 @@ def parse_tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
     try:
         return load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise SnapshotError(f"{path} holds no tensors ({error})") from error
+        raise SnapshotError(f"{path} cannot be read as tensors ({error})") from error
 
 
 def parse_state(path: Path, content: bytes) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def load_newest(
         for later in list_snapshots(folder):
             if snapshot_step(later) > found.step and 0 < snapshot_attempt(later) < found.attempt:
                 warn(
-                    f"passing over {later.name}, which an earlier attempt completed after this attempt had resumed without it"
+                    f"skipping {later.name}: an earlier attempt completed it after this attempt had resumed from another snapshot"
                 )
         return path, found
     return None

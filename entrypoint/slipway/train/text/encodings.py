@@ -88,8 +88,8 @@ def explain_nul(path: Path, content: bytes) -> str:
         )
     name = shlex.quote(str(path))
     return (
-        f"{path} holds bytes that are 0, which texts do not hold; in tokens that are bytes they end a document. If it is text, "
-        f"take them out: tr -d '\\000' < {name} > NEW; if it is none, name the files that you mean."
+        f"{path} contains NUL characters (U+0000), which are not text and may be read as the end of a document. If it is "
+        f"text, remove them: tr -d '\\000' < {name} > NEW; if it is not text, name only the files that you want."
     )
 
 

@@ -93,7 +93,7 @@ def sources_in(given: Path, several: bool) -> list[TextSource]:
     sources = []
     for path in paths:
         if path.suffix.lower() in PACKED:
-            raise ConfigurationError(f"{path} is packed; unpack it first.")
+            raise ConfigurationError(f"{path} is compressed or an archive. Unpack it first.")
         if kind == PARQUET:
             require_content(path)
         else:
@@ -211,9 +211,9 @@ def require_one_data_set(given: Path, paths: Sequence[Path]) -> None:
     found = sorted(name for name, said in parts.items() if TRAIN in said and len(said) > 1)
     if len(found) > 1:
         raise ConfigurationError(
-            f"{given} holds {len(found)} data sets, each with its own parts: {listed(found, SHOWN)}. One may train on what "
-            f"another is judged by. Type one of them, such as file:{given / found[0]} (of the Hub hub:OWNER/NAME/{found[0]}), "
-            "or name all that you mean: slipway data prepare "
+            f"{given} holds {len(found)} data sets, each with its own files for evaluation: {listed(found, SHOWN)}. Training on "
+            f"one could include the evaluation data of another. Select one, such as file:{given / found[0]} (of the Hub "
+            f"hub:OWNER/NAME/{found[0]}), or combine those that you want: slipway data prepare "
             f"{' '.join(shlex.quote(str(given / name)) for name in found[:2])} … --out DIR"
         )
 
@@ -302,7 +302,9 @@ def row_groups(source: TextSource, column: str) -> list[int]:
 
 def unknown_column(place: str, column: str, existing: Sequence[str]) -> str:
     """Return the message for a column that does not exist."""
-    return f"{place} has no {column!r}; it has {listed(existing, SHOWN) or 'nothing'}. Type --column NAME."
+    return (
+        f"{place} has no column {column!r}. Its columns are: {listed(existing, SHOWN) or 'none'}. Type --column NAME."
+    )
 
 
 SIGHT = 2**16  # bytes that are searched for a line end
@@ -384,7 +386,7 @@ def not_utf8(place: str, byte: int, path: Path) -> ConfigurationError:
     """Return the error for bytes that are not text."""
     return ConfigurationError(
         f"{place} is not UTF-8 ({byte:#04x}). If it is text, convert it from the encoding that it has (latin1, cp1252, "
-        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(str(path))} > NEW; if it is none, name the files that you mean."
+        f"gbk, …): iconv -f latin1 -t utf-8 {shlex.quote(str(path))} > NEW; if it is not text, name only the files that you want."
     )
 
 
@@ -454,6 +456,6 @@ def explain_zero(source: TextSource, column: str) -> str:
             "p.write_table(d.set_column(d.column_names.index(n), n, c.replace_substring(d[n], chr(0), '')), 'NEW.parquet')"
         )
     return (
-        f"{path}: {column!r} holds the character 0, which texts do not hold; in tokens that are bytes it ends a document. Take "
-        f"it out: {command}"
+        f"{path}: {column!r} contains the NUL character (U+0000), which is not text and may be read as the end of a document. "
+        f"Remove it: {command}"
     )

@@ -87,7 +87,7 @@ def agree_here(context: Context, here: bool, named: str) -> bool:
     [ranks] = context.total(here)
     if 0 < ranks < context.place.world_size:
         raise ConfigurationError(
-            f"{named} is there on some nodes, and not on {'others' if here else socket.gethostname()}. Copy it to "
+            f"{named} exists on some nodes, but not on {'others' if here else socket.gethostname()}. Copy it to "
             "every node, or give it a name that no repo of the Hub can have."
         )
     return here
