@@ -129,8 +129,8 @@ def test_the_table_says_what_was_found() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--compare", "--precision", "bf16"], "type --precision fp32"),
-        (["--compare", "--comm", "bf16"], "type --comm full"),
+        (["--compare", "--precision", "bf16"], "Type --precision fp32"),
+        (["--compare", "--comm", "bf16"], "Type --comm full"),
         (["--world-size", "3"], r"type --nproc-per-node 3 .* --nnodes N"),
         (["--launcher", "mpirun"], "'torchrun', 'spawn'"),
         (["--launcher", "spawn", "--world-size", "0"], "from 1 to 1024"),

@@ -273,7 +273,7 @@ def test_a_run_directory_at_an_address_is_refused(
 def test_a_loop_that_is_begun_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = begin()
     run.epochs(3)
-    assert "run.steps was called, and run.epochs before" in refused(capsys, lambda: run.steps(3))
+    assert "run.steps was called after run.epochs" in refused(capsys, lambda: run.steps(3))
 
 
 @pytest.mark.parametrize("name", ["step", "time"])

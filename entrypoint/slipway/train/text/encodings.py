@@ -19,7 +19,7 @@ MARKS = (
 FILE_FORM, STREAM_FORM = "open_file", "open_stream"
 ARROW_FORMS = ((b"ARROW1\0\0", FILE_FORM), (b"\xff\xff\xff\xff", STREAM_FORM))  # datasets' save_to_disk writes streams
 ARROW_SUFFIXES = (".arrow", ".feather")
-UNPACK = "packed; unpack it first."
+UNPACK = "compressed or an archive. Unpack it first."
 WEIGHTS = "a model's weights, not text."
 # With what no text has after the letters: a text about a format may begin with its name.
 FORMATS = (
