@@ -290,8 +290,8 @@ def test_a_training_says_whether_there_is_a_snapshot_to_return_to(there: bool, m
         go_back(training, error, gone_back=False)
     assert context.said == []
     assert str(caught.value) == (
-        "rank 0 computed wrongly, and there is no snapshot to return to: none was made before, while all ranks computed the same. "
-        "The next attempt starts from the beginning; if none follows, type the same command with --resume auto"
+        "rank 0 computed wrongly, and there is no snapshot to return to. The next attempt starts from the "
+        "beginning. If the job does not restart by itself, type the same command with --resume auto"
     )
 
 
@@ -319,8 +319,7 @@ def test_a_rank_that_cannot_compute_known_answers_is_not_taken_for_right_and_a_l
     outcome = run_ranks("plain", 3, 4, 5, kinds=(0, 1, 0), solve=True)
     assert (outcome.replays, outcome.found) == (4, None)
     assert outcome.said == (
-        "note: replays: rank 1 has not computed problems with known results, and so not been tested by them: "
-        "OutOfMemoryError: out of memory",
+        "note: replays: rank 1 has not been tested with known results: OutOfMemoryError: out of memory",
     )
     monkeypatch.setattr(replay, "find_wrong", fail_on("rank 0", lambda *_: "sum in fp32"))
     found = run_ranks("plain", 2, 2, 5, 1, Fault("wrong bit", 1.0, random.Random(3)), solve=True).found

@@ -154,8 +154,8 @@ def count_stages(training: Training) -> int:
 
 
 FROM_THE_BEGINNING = (
-    ": none was made before, while all ranks computed the same. The next attempt starts from the beginning; if none follows, "
-    "type the same command with --resume auto"
+    ". The next attempt starts from the beginning. If the job does not restart by itself, type the same command with "
+    "--resume auto"
 )
 
 

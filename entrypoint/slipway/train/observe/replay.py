@@ -365,7 +365,7 @@ class Replays:
         if new := [rank for rank in untested if rank not in self._untested]:
             self._untested.update(new)
             self._context.say(
-                f"note: replays: {listing(new)} not computed problems with known results, and so not been tested by them: "
+                f"note: replays: {listing(new)} not been tested with known results: "
                 f"{self._context.share_text(reason, new[0])}"
             )
         if not failing or 2 * len(failing) > len(results) - len(untested):
