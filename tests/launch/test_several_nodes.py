@@ -39,7 +39,7 @@ def test_nodes_with_own_folders_need_no_shared_file_system(node: Node, rules: Ru
 
 @pytest.mark.core
 def test_a_missing_node_is_named_and_all_that_came_end_with_76(node: Node) -> None:
-    jobs = [node(rank, 4, "linear", SLIPWAY_RENDEZVOUS_TIMEOUT="8") for rank in (0, 1, 3)]
+    jobs = [node(rank, 4, "linear", SLIPWAY_RENDEZVOUS_TIMEOUT="20") for rank in (0, 1, 3)]
     assert [job.end() for job in jobs] == [76, 76, 76], jobs[0].text
     for job in jobs:
         assert "waiting for nodes: 3 of 4" in job.text

@@ -18,14 +18,14 @@ Make = Callable[..., Launcher]
 
 
 def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start(launcher: Make, port: int) -> None:
-    node0 = launcher(0, 2, more={"least": 1, "window": 5.0})
+    node0 = launcher(0, 2, more={"least": 1, "window": 15.0})
     node0.start()
     with Client(port) as leaver:
         probed = answer_neighbour(leaver, make_info(1, 2))
         time.sleep(0.5)  # node 0's own answer comes first, so that these two complete the test
         leaver.socket.sendall(encode(probed) + encode(wire.Stopping("SIGTERM", "SIGTERM")))
         assert leaver.wait_for(wire.End).code == 75
-        node0.join(10)
+        node0.join(60)
     assert node0.go is not None
     assert (node0.go.nodes, node0.code) == (1, 0)
 

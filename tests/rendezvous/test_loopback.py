@@ -6,7 +6,6 @@ import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -194,7 +193,7 @@ def test_node_0_says_where_the_service_behind_its_own_name_does_not_resolve(
 
 
 def test_who_gives_up_asks_whether_processes_were_counted(launcher: Make) -> None:
-    nodes = [launcher(rank, 4, timeout=2.0, info={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
+    nodes = [launcher(rank, 4, timeout=8.0, info={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
     play(*nodes)
     assert [node.code for node in nodes] == [PEER, PEER]
     assert "2 × 2 = 4: set WORLD_SIZE=2." in str(nodes[0].error)
@@ -337,21 +336,6 @@ def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) 
     crew = [launcher(rank, 4, info=info, timeout=3600.0) for rank, info in enumerate(({}, {"arguments": ()}))]
     play(*crew)
     assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
-
-
-@pytest.mark.parametrize("later", [0.2, 1.0])
-def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(
-    launcher: Make, port: int, later: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.SETTLE_SECONDS", 0.6)
-    crew = [launcher(rank, 3) for rank in range(3)]
-    crew[0].start()
-    with Client(port) as wrong:
-        assert isinstance(wrong.introduce(make_info(1, 3, arguments=())), wire.Welcome)
-    time.sleep(later)
-    play(crew[1], crew[2])
-    crew[0].join(10)
-    assert [one.code for one in crew] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("here", [2, 3])

@@ -6,6 +6,8 @@ all that happened:
     .venv/bin/python tests/sim/simulate.py --seed NUMBER
 """
 
+import asyncio
+import dataclasses
 import os
 import re
 import subprocess
@@ -19,6 +21,7 @@ from story import WITH_SPARES, Job, Story, bereaved, hurried, in_turn, overlooke
 from virtual_launcher import Order
 from world import World
 
+from slipway.launch.rendezvous.coordinator import SETTLE_SECONDS
 from slipway.protocol.errors import PEER
 
 FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
@@ -109,6 +112,29 @@ def test_all_launchers_that_came_name_the_missing_node_and_end_with_76(tmp_path:
         assert launcher.code == PEER, lines
         gave_up = "error: waiting for nodes: 3 of 4 after 600 s; missing node rank 2; gave up after 600 s."
         assert any(line.startswith(gave_up) for line in lines), lines
+
+
+@pytest.mark.parametrize("later", [1.0, 3 * SETTLE_SECONDS])
+def test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended(later: float, tmp_path: Path) -> None:
+    world = World(0, tmp_path)
+    order = Order("trainer", nodes=3, least=3, shared=False, token="", steps=1, save_every=1)
+    job = Job(world, order)
+
+    async def start() -> None:
+        job.start(0)
+        job.order = dataclasses.replace(order, nodes=4, least=4)
+        job.start(1)
+        while await world.message("welcome", "trainer") is not job.current[1].process:
+            pass  # it was node 0's own
+        await asyncio.sleep(SETTLE_SECONDS / 2)
+        job.current[1].process.kill()
+        job.order = order
+        await asyncio.sleep(later)
+        for rank in (1, 2):
+            job.start(rank)
+
+    world.play(start())
+    assert [job.current[rank].code for rank in range(3)] == [0, 0, 0], world.lines
 
 
 def test_two_node_0s_that_never_meet_each_lead_a_half_of_an_elastic_job(tmp_path: Path) -> None:
