@@ -3,7 +3,7 @@
 #
 # The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
 # licences (…/copyright) stay. Needs mmdebstrap, a Debian package. `images/base.sh TAG SUITE PACKAGE,…` makes another one, and
-# ARCHITECTURE=arm64 one for another architecture than this machine's, for which mmdebstrap needs qemu-user-static.
+# ARCHITECTURE=arm64 one for another architecture than this machine's, for which mmdebstrap needs arch-test and QEMU.
 set -euo pipefail
 
 readonly tag="${1:-slipway-base:trixie}" suite="${2:-trixie}" packages="${3:-}"
@@ -13,6 +13,9 @@ fail() { say "$@"; exit 78; }
 
 command -v mmdebstrap >/dev/null || fail "mmdebstrap is not installed. On Debian: apt-get install mmdebstrap. Elsewhere:" \
     "docker pull debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
+if [[ -n "${ARCHITECTURE:-}" ]] && ! arch-test "$ARCHITECTURE" >/dev/null 2>&1; then
+    fail "this machine runs no programs for $ARCHITECTURE. On Debian: apt-get install arch-test qemu-user-static"
+fi
 
 # A Debian host's own mirrors are used; without them mmdebstrap takes Debian's defaults.
 # shellcheck disable=SC2016  # apt's own variable

@@ -135,6 +135,11 @@ SCRIPTS = {
     "torch is imported by a coroutine": Script(
         "import asyncio\nasync def main():\n    import torch\n    print(torch.ones(2))\nasyncio.run(main())"
     ),
+    "a package imports site": Script(
+        "import colorama, torch\nprint(colorama.site.__name__)",
+        files={"colorama.py": "import site"},  # as NVIDIA's cuda-pathfinder does, which torch 2.14 imports
+        variables={"PYTHONPATH": "."},
+    ),
     "an alarm comes during the import": Script(
         "import signal, time\nseen = []\nsignal.signal(signal.SIGALRM, lambda *_: seen.append('alarm'))\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.01)\nimport torch\nwhile not seen: time.sleep(0.01)\nprint(seen)"
@@ -242,7 +247,7 @@ SCRIPTS = {
     ),
     "it never imports torch": Script("print(1)", cold="-"),  # nothing is reported; one that ends soon may end before the report
 }  # fmt: skip
-PULL = ("which modules there are", "what it is as a main module", "it sets OMP_NUM_THREADS")
+PULL = ("which modules there are", "what it is as a main module", "it sets OMP_NUM_THREADS", "a package imports site")
 # With every torch: what its import brings along, and what depends on it most.
 ANY_TORCH = (
     *PULL,

@@ -125,6 +125,7 @@ def test_a_base_that_could_not_be_made_is_not_imported(tmp_path: Path) -> None:
 def test_a_base_for_another_architecture_is_made_and_labelled_so(tmp_path: Path, architecture: str) -> None:
     stand_in(tmp_path, "mmdebstrap", "exit 0")
     stand_in(tmp_path, "docker", "echo 75000000")
+    stand_in(tmp_path, "arch-test", "exit 0")
     done = run(
         "images/base.sh", "base:test", "bookworm", PATH=f"{tmp_path}:{os.environ['PATH']}", ARCHITECTURE=architecture
     )
@@ -132,6 +133,15 @@ def test_a_base_for_another_architecture_is_made_and_labelled_so(tmp_path: Path,
     asked = "--architectures=arm64" in (tmp_path / "mmdebstrap.words").read_text()
     labelled = "--platform linux/arm64" in (tmp_path / "docker.words").read_text()
     assert (asked, labelled) == (bool(architecture), bool(architecture))
+
+
+def test_without_qemu_a_base_for_another_architecture_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    stand_in(tmp_path, "mmdebstrap", "exit 0")
+    stand_in(tmp_path, "arch-test", "exit 1")
+    done = run("images/base.sh", PATH=f"{tmp_path}:{os.environ['PATH']}", ARCHITECTURE="arm64")
+    assert done.returncode == 78
+    assert "On Debian: apt-get install arch-test qemu-user-static" in done.stderr
+    assert not (tmp_path / "mmdebstrap.words").exists()
 
 
 def test_a_user_who_may_not_use_the_engine_is_told_so(tmp_path: Path) -> None:
