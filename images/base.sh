@@ -29,12 +29,13 @@ keyring=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
 say "building Debian $suite from packages as $tag"
 work=$(mktemp --directory)
 trap 'rm --recursive --force "$work"' EXIT
-# A file, since an engine makes an empty image of a stream that ends early.
 mmdebstrap --quiet --variant=minbase ${ARCHITECTURE:+"--architectures=$ARCHITECTURE"} ${packages:+"--include=$packages"} "${keyring[@]}" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     "$suite" "$work/base.tar" ${archive:+"deb $archive $suite main" "deb $archive $suite-updates main"} \
     ${archive:+${security:+"deb $security $suite-security main"}}
-docker import ${ARCHITECTURE:+--platform "linux/$ARCHITECTURE"} --change 'CMD ["bash"]' "$work/base.tar" "$tag" >/dev/null
+# Not imported: older engines give that the host's architecture, whatever they are told.
+printf 'FROM scratch\nADD base.tar /\nCMD ["bash"]\n' >"$work/Dockerfile"
+docker buildx build --quiet --load ${ARCHITECTURE:+--platform "linux/$ARCHITECTURE"} --tag "$tag" "$work" >/dev/null
 say "$tag: $(docker image inspect --format '{{.Size}}' "$tag" | numfmt --to=si)B"
