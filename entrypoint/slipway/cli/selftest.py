@@ -40,7 +40,7 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     """Test this image, or this checkout, on the devices of this node.
 
     Runs real jobs one after the other, from a matrix product to a deliberate hang. Takes minutes, needs no network, and
-    keeps only the run directories of tests that failed. On several nodes, start it on each: it tests only its own node.
+    keeps its files only if a test failed. On several nodes, start it on each: it tests only its own node.
     Include its output in a bug report.
 
     Exit code 0: all rows are ok or were skipped. 77: this node is unhealthy. 1: the image or the checkout is broken. 78: the

@@ -42,9 +42,8 @@ TAKEN_BY_TORCH = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def run_torchrun(terms: AgentConfig, begun: Sequence[warm.Worker]) -> int:
     """Run torchrun to its end, with workers that have `begun` or, where none have, that it starts; 0, or 1 when one failed."""
-    options = [*terms.options]
-    if not hasattr(LaunchConfig, "signals_to_handle"):  # torch 2.9
-        options.remove(LEFT_TO_TORCHRUN)
+    known = hasattr(LaunchConfig, "signals_to_handle")  # not in torch 2.9
+    options = [each for each in terms.options if known or each != LEFT_TO_TORCHRUN]
     handlers = {number: signal.getsignal(number) for number in TAKEN_BY_TORCH}
     StaticTCPRendezvous.next_rendezvous = meet  # type: ignore[method-assign]
     # Where start_processes() looks them up.
