@@ -35,8 +35,10 @@ def exit_codes() -> Iterator[str]:
     yield from [
         "",
         "Your own script may end with any code. Slipway turns every code except 0 into 1, and the reason in `outcome.json`",
-        "names the original code. There are two exceptions: errors of NCCL and CUDA about the node or a setting",
-        "([77 and 78](ddp.md#errors-of-nccl)), and the time-out of a collective ([76](own-script.md#when-it-fails)).",
+        "names the original code. These are the exceptions: a requested stop (75, 79), a syntax error or a wrong setting of",
+        "NCCL (78), an error that shows a fault of the node, such as its GPU or shared memory ([77](ddp.md#errors-of-nccl)),",
+        "and a peer that does not answer or that NCCL lost ([76](own-script.md#when-it-fails)). With `slipway.resume`, the",
+        "errors that it reports itself have their codes from the table.",
     ]
     yield "If the launcher itself is killed, its container or shell reports 137 (SIGKILL) or 143 (SIGTERM)."
     yield from [
