@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import numpy as np
@@ -65,10 +66,19 @@ def test_integers_that_numpy_computes_wrongly_are_noticed_by_the_stored_answers(
     rows, sums = KINDS["sum"].make(known.WIDE, np.random.RandomState(0))
     wrong = KINDS["sum"]._replace(make=lambda numbers, chance: (rows, sums + (np.arange(16) == 3)))
     monkeypatch.setattr(known, "KINDS", MappingProxyType({**KINDS, "sum": wrong}))
-    known.small_problem.cache_clear()
+    known._small_problem.cache_clear()
     found = known.find_wrong(CPU, 0, times=1)
-    known.small_problem.cache_clear()
+    known._small_problem.cache_clear()
     assert found.startswith("the CPU computes wrongly with integers: sum of integers up to ")
+
+
+def test_each_thread_makes_its_own_answers_since_another_core_may_be_the_wrong_one() -> None:
+    here = known.small_problem("sum", known.WIDE, 99)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(known.small_problem, "sum", known.WIDE, 99).result()
+    assert here is known.small_problem("sum", known.WIDE, 99)
+    assert there is not here
+    assert all(map(np.array_equal, here, there))
 
 
 def test_all_cores_compute_at_the_same_time_and_say_what() -> None:

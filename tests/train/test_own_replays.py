@@ -85,9 +85,16 @@ def steps(model: nn.Module, x: torch.Tensor) -> None:
     torch.optim.SGD(model.parameters(), lr=1.0).step()
 
 
+def unscales(model: nn.Module, x: torch.Tensor) -> None:
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler.scale(losses(model, x)).backward()
+    scaler.unscale_(optimizer)
+
+
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
+        (unscales, r"calls unscale_\(\) of a GradScaler; let it end after the backward"),
         (steps, r"calls optimizer.step\(\); let it end after the backward"),
         (lambda model, x: losses(model, x).item(), "returns no loss and calls no backward"),
         (lambda model, x: None, "returns no loss and calls no backward"),

@@ -33,7 +33,13 @@ from slipway.protocol.replicas import FindingKind, ReplicaDifference, read_diffe
 from slipway.train.loop import saving
 from slipway.train.loop.saving import go_back
 from slipway.train.observe import replay
-from slipway.train.observe.comparability import NoCollectives, describe_processor, kinds_of_ranks, require_replayable
+from slipway.train.observe.comparability import (
+    NoCollectives,
+    describe_cpu,
+    describe_processor,
+    kinds_of_ranks,
+    require_replayable,
+)
 from slipway.train.observe.findings import record_finding
 from slipway.train.observe.micro_batches import ReplayError, describe, put_together, rebuild, take_apart
 from slipway.train.observe.replay import KNOWN_SEEDS, Replays, WrongArithmetic, WrongArithmeticError, known_wrong
@@ -101,6 +107,69 @@ def test_a_rank_without_another_of_its_kind_is_found_by_problems_with_known_answ
     assert (found.ranks, found.place) == ((1,), "")
     wrong = r"rank 1 computed wrongly: computations with known results were wrong \((product|convolution) in "
     assert re.match(wrong, str(found))
+
+
+@pytest.mark.parametrize("kinds", [(0, 1), (0, 1, 0)])
+def test_wrong_known_results_count_where_nothing_that_the_rank_computes_repeats_itself(
+    kinds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_trials, "FIRST", 0)
+    fault = Fault("wrong bit", 1.0, random.Random(3))
+    places = itertools.count()
+    monkeypatch.setattr(fault, "begin", lambda: setattr(fault, "number", next(places)))
+    found = run_ranks("plain", len(kinds), 2, 5, 1, fault, kinds, solve=True).found
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+class Lazy(nn.Module):
+    """A layer that makes buffers in its first forward pass: of the batch, and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.ones(x.shape[1]))
+        return (x - self.mean) * self.cache
+
+
+def test_buffers_that_the_forward_pass_makes_are_no_obstacle_and_are_not_filled_by_a_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = set[nn.Module]()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        used.add(model)
+        return class_loss(model, batch)
+
+    lazy = Program(lambda: nn.Sequential(Lazy(), nn.Linear(12, 5)), PROGRAMS["plain"].batch, loss)
+    monkeypatch.setitem(PROGRAMS, "lazy", lazy)
+    assert run_ranks("lazy", 2, 3, 5) == Outcome(3)
+    assert [model[0].mean for model in used] == [None, None]
+
+
+def test_an_attempt_of_a_single_process_passes_on_what_the_replays_of_earlier_ones_have_shown() -> None:
+    alone = SimpleNamespace(place=SimpleNamespace(rank=0, world_size=1), side=None, device=CPU)
+    for every, state in ((5, {"clean": 14, "agreed": True}), (0, {"clean": 14, "agreed": True}), (5, {})):
+        replays = Replays(alone, nn.Linear(1, 1), lambda batch: None, every)  # type: ignore[arg-type]
+        replays.resume(20, state)
+        assert replays.state() == (state if every else {})
+
+
+INTEL = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t\t: fpu sse2 avx2 {}\n\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: 0x{}\n\n"
+
+
+def test_processors_of_one_name_are_of_different_kinds_if_their_models_or_instruction_sets_differ() -> None:
+    same, less = INTEL.format("avx512f amx_bf16"), INTEL.format("avx512f")
+    assert describe_cpu(same) == describe_cpu(same.replace("fpu", "fpu pti") + INTEL.format("other"))
+    assert describe_cpu(same).startswith("Intel(R) Xeon(R) Processor, cpu family 6, model 143, instruction sets ")
+    arm = [ARM.format(*each) for each in (("sve", "d40"), ("sve", "d4f"), ("sve bf16", "d40"))]
+    assert len({describe_cpu(each) for each in (same, less, same.replace("143", "106"), *arm)}) == 6
 
 
 class Unsteady(nn.Module):

@@ -40,7 +40,7 @@ def stand_by(words: str) -> None:
         order = [(name, where) for name, _, where in (line.rstrip("\n").partition("\t") for line in file)]
     for name in ("SLIPWAY_WATCHER", "LOCAL_RANK"):
         os.environ.pop(name, None)
-    # It runs slipway.pth, and so is still being imported: the thread that imports would wait for it for ever. All it defines is there.
+    # It runs slipway.pth, so its import has not ended, and the thread that imports would wait for that for ever.
     sys.modules["site"].__spec__._initializing = False  # type: ignore[union-attr]
     preloaded = Preloaded(order, early)
     preloaded.load("threading")  # here: a thread that imports it would count as the main one

@@ -148,7 +148,8 @@ SETTINGS = (
         "--nproc-per-node",
         "auto",
         _number_or(1, 1024, "auto", "gpu", "cpu"),
-        "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU, or one if there is only one core), gpu (one per GPU, or an error without GPUs), cpu (one per core).",
+        "Processes on this node: a number, auto (one per GPU; without GPUs two on the CPU, or one if there is only one core), "
+        "gpu (one per GPU, or an error without GPUs), cpu (one per core).",
         "N|auto|gpu|cpu",
     ),
     Setting("WORKLOAD", "", "gpt --preset tiny", _words, "What `slipway run` trains when no name is given."),

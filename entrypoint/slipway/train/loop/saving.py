@@ -179,12 +179,13 @@ def go_back(
     wait_for_writers(training)
     training.snapshots.memory.forget()  # its snapshots may be wrong already
     if isinstance(error, WrongArithmeticError):
-        if training.snapshots.has(replays.clean):
+        returns = training.snapshots.has(replays.clean)
+        training.snapshots.set_aside(replays.clean)
+        record_finding(context, error)
+        if returns:
             context.say(f"{error}; returning to a snapshot of {replays.right_until}")
         else:
             advice = FROM_THE_BEGINNING
-        training.snapshots.set_aside(replays.clean)
-        record_finding(context, error)
     if not resume(training, "auto"):
         error.args = (f"{error}, and there is no snapshot to return to{advice}",)
         raise error from None

@@ -96,9 +96,33 @@ def describe_processor(device: torch.device, environ: Mapping[str, str]) -> str:
         return f"{torch.cuda.get_device_name(device)}, {torch_version}, cuDNN {cudnn}"
     limits = "".join(f", {name}={environ[name]}" for name in LIMITS if name in environ)
     threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    lines = (line.partition(":") for line in read_kernel_file(Path("/proc/cpuinfo")).splitlines())
-    name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), "a CPU")
+    name = describe_cpu(read_kernel_file(Path("/proc/cpuinfo")))
     return f"{name} ({capability}), {threads} thread{'s' * (threads > 1)}, {torch_version}{limits}"
+
+
+CPU_NUMBERS = ("cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
+VECTORS = (
+    "sse",
+    "ssse",
+    "avx",
+    "amx",
+    "fma",
+    "f16c",
+)  # instruction sets of x86 by which libraries choose how they compute
+
+
+def describe_cpu(cpuinfo: str) -> str:
+    """Return the model of the first processor in /proc/cpuinfo, and a checksum of its instruction sets.
+
+    On virtual machines, processors of several generations may have the same name.
+    """
+    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in lines}
+    numbers = "".join(f", {name} {fields[name]}" for name in CPU_NUMBERS if name in fields)
+    sets = [each for each in fields.get("flags", "").split() if each.startswith(VECTORS)] + fields.get(
+        "Features", ""
+    ).split()
+    return f"{fields.get('model name', 'a CPU')}{numbers}, instruction sets {zlib.crc32(' '.join(sorted(sets)).encode()):08x}"
 
 
 class NoCollectives(TorchDispatchMode):

@@ -8,6 +8,7 @@ are also stored here as checksums, so that a machine whose integer arithmetic is
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -176,9 +177,16 @@ STORED: Mapping[tuple[str, int], tuple[int, ...]] = MappingProxyType(
 )
 
 
-@functools.lru_cache(maxsize=64)
 def small_problem(kind: str, numbers: IntegerRange, seed: int) -> tuple[Integers, ...]:
-    """Inputs and answer. Raises ArithmeticError where the answer is not the stored one."""
+    """Inputs and answer. Raises ArithmeticError where the answer is not the stored one.
+
+    Each thread makes its own: in a burn it is bound to a core, which may be the one whose integer arithmetic is wrong.
+    """
+    return _small_problem(threading.get_ident(), kind, numbers, seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _small_problem(thread: int, kind: str, numbers: IntegerRange, seed: int) -> tuple[Integers, ...]:
     problem = KINDS[kind].make(numbers, np.random.RandomState(seed))
     stored = STORED[kind, numbers.largest]
     if seed < len(stored) and checksum(problem[-1]) != stored[seed]:

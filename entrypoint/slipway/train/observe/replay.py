@@ -111,6 +111,7 @@ class Replays:
         """
         self._context, self._model, self._compute, self._alike = context, model, compute, alike
         self._every = 0 if context.side is None else every
+        self._asked = every != 0
         self._recorded = self._every != 0  # in snapshots, also after the replays have ended by themselves
         self._steps, self._since, self._once, self._turn = 0, 0.0, 0.0, 0
         self._kept: Given | Exception | None = None
@@ -147,6 +148,7 @@ class Replays:
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Continue from a snapshot of that step, which has this state. What was trained without replays counts as right."""
+        self._recorded |= self._asked and "clean" in state  # an attempt of a single process passes it on
         self.clean = min(step, max(self.clean, state.get("clean", step)))
         self.agreed = self.agreed or state.get("agreed", False)
 
@@ -191,15 +193,16 @@ class Replays:
             first = self._gather(given)
             again = self._gather(given) if self._alone or self._differing(first) else first
             wrong = self._solve(self._alone, [KNOWN_SEEDS[source % len(KNOWN_SEEDS)]])
-            left_out = self._leave_out(first, again)
-            if not (wrong.ranks or self._differing(first, again)):
-                self.agreed = True
-                if not left_out:  # a fault of two ranks, which may share a device, looks the same
-                    self.clean = step
-                for kind in self._kinds:
-                    kind.repeated = True
-                return
-            self._require_equal_weights()
+            if not wrong.ranks:
+                left_out = self._leave_out(first, again)
+                if not self._differing(first, again):
+                    self.agreed = True
+                    if not left_out:  # a fault of two ranks, which may share a device, looks the same
+                        self.clean = step
+                    for kind in self._kinds:
+                        kind.repeated = True
+                    return
+                self._require_equal_weights()
         except ReplayError as reason:
             self._every = 0
             self._context.say(f"note: replays are turned off: {reason}")
@@ -296,18 +299,25 @@ class Replays:
 
     @contextmanager
     def _undone(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """A context with the buffers and random generators that were `given`; after it they are as before."""
+        """A context with the buffers and random generators that were `given`; after it they are as before.
+
+        Raises ReplayError for a buffer that has another shape here.
+        """
         random, device = self._random_states(), self._context.device
         kept = [
-            (module, name, buffer, buffer.clone())
+            (module, name, buffer, None if buffer is None else buffer.clone())
             for module in self._model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
         torch.clear_autocast_cache()  # weights that were cast for the training belong to its graph
         try:
             for name, buffer in self._model.named_buffers():
-                buffer.data.copy_(given[f"buffer.{name}"])  # `data`: a graph of the training may hold the buffer
+                new = given.get(f"buffer.{name}", buffer)  # none was given of one that the forward pass made since
+                if new.shape != buffer.shape:
+                    raise ReplayError(
+                        f"the buffer {name} has another shape than on the rank whose micro-batch is replayed"
+                    )
+                buffer.data.copy_(new)  # `data`: a graph of the training may hold the buffer
             states = {name[7:]: state for name, state in given.items() if name.startswith("random.")}
             set_random_states(device, states)
             yield
@@ -315,8 +325,9 @@ class Replays:
             torch.clear_autocast_cache()
             set_random_states(device, random)
             for module, name, buffer, before in kept:
-                buffer.data.copy_(before)
                 module._buffers[name] = buffer
+                if buffer is not None:
+                    buffer.data.copy_(before)
 
     @contextmanager
     def _watched(self) -> Iterator[dict[str, torch.Tensor]]:

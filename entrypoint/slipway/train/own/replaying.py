@@ -69,7 +69,9 @@ class OwnReplays:
         if every != AUTO and (not isinstance(every, int) or every < 0):
             raise ConfigurationError(f"run.replay(every={every!r}): type a number of steps, 0 for never, or 'auto'.")
         if every == 0 or self._context.side is None:
-            return Replays(self._context, nn.Module(), lambda batch: compute_apart(self._work, batch, ()), 0)
+            none = Replays(self._context, nn.Module(), lambda batch: compute_apart(self._work, batch, ()), every)
+            none.resume(*self._resumed)
+            return none
         named = self._objects.named_of_kind(nn.Module)
         if not (named or self._keeps):
             raise ConfigurationError(
@@ -138,6 +140,7 @@ def compute_apart(
             torch.compiler.set_stance("force_eager"),
             replaced(DistributedDataParallel, "forward", forward_alone),
             replaced(torch.autograd, "backward", backward),
+            replaced(torch.amp.GradScaler, "unscale_", refuse_unscaling),
         ):
             loss = work(*batch)
             if not backward.losses and isinstance(loss, torch.Tensor) and loss.requires_grad:
@@ -196,6 +199,13 @@ def refuse_step(*_: Any) -> NoReturn:
     """Raise ReplayError: a replay changes nothing."""
     raise ReplayError(
         "the function that was passed to run.replay calls optimizer.step(); let it end after the backward"
+    )
+
+
+def refuse_unscaling(*_: Any) -> NoReturn:
+    """Raise ReplayError: a GradScaler would count it as the training's own, which may call it once per step."""
+    raise ReplayError(
+        "the function that was passed to run.replay calls unscale_() of a GradScaler; let it end after the backward"
     )
 
 
