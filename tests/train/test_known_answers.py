@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,32 @@ def test_integers_that_numpy_computes_wrongly_are_noticed_by_the_stored_answers(
     found = known.find_wrong(CPU, 0, times=1)
     known._small_problem.cache_clear()
     assert found.startswith("the CPU computes wrongly with integers: sum of integers up to ")
+
+
+PRECISIONS: tuple[Any, ...] = (
+    torch.backends.cuda.matmul,
+    torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+    torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+)
+
+
+@pytest.mark.parametrize(("place", "value"), [*zip(PRECISIONS, ("tf32", "ieee", "bf16"), strict=True), (None, "high")])
+def test_whatever_precision_the_program_chose_it_has_no_effect_and_is_kept(place: Any, value: str) -> None:
+    before = [each.fp32_precision for each in PRECISIONS]
+    try:
+        if place is None:
+            torch.set_float32_matmul_precision(value)
+        else:
+            place.fp32_precision = value
+        chosen = [each.fp32_precision for each in PRECISIONS]
+        assert known.find_wrong(CPU, 0, times=1) == ""
+        assert [each.fp32_precision for each in PRECISIONS] == chosen != before
+        assert place is not None or torch.get_float32_matmul_precision() == value
+    finally:
+        if place is None:
+            torch.set_float32_matmul_precision("highest")
+        for each, precision in zip(PRECISIONS, before, strict=True):
+            each.fp32_precision = precision
 
 
 def test_each_thread_makes_its_own_answers_since_another_core_may_be_the_wrong_one() -> None:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,20 +47,22 @@ class Arithmetic(NamedTuple):
     @contextmanager
     def selected(self) -> Iterator[None]:
         """A context in which torch computes in this way, also within an autocast of the caller's."""
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if self.rounds else "highest")
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(
-                    torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=self.rounds)
-                )
-                for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
-                yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        with ExitStack() as stack:
+            stack.callback(setattr, torch.backends.cudnn, "deterministic", torch.backends.cudnn.deterministic)
+            torch.backends.cudnn.deterministic = True
+            # torch refuses to mix these with its older settings, which it shows here as well.
+            for place in PRECISIONS:
+                stack.callback(setattr, place, "fp32_precision", place.fp32_precision)
+                place.fp32_precision = "tf32" if self.rounds else "ieee"
+            for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
 
+PRECISIONS: tuple[Any, ...] = (
+    *(torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn),  # type: ignore[attr-defined]
+    *(torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn),  # type: ignore[attr-defined]
+)
 FP64 = Arithmetic("fp64", torch.float64, WIDEST)
 FP32 = Arithmetic("fp32", torch.float32, WIDE)
 TF32 = Arithmetic("tf32", torch.float32, MIDDLE, rounds=True)
@@ -229,13 +231,17 @@ def describe_wrong(result: torch.Tensor, right: torch.Tensor) -> str:
     return f"{len(wrong):,} of {right.numel():,} numbers, the first at {place}: {found:g} and not {meant:g}"
 
 
+# How torch says that it has no such computation; the second with AVX-512 switched off on a processor that has AMX.
+MISSING = ("not implemented", "is only supported when")
+
+
 @functools.cache
 def is_supported(kind: str, arithmetic: Arithmetic, device: torch.device) -> bool:
     """Whether torch has this computation on this device; half precision is not everywhere."""
     try:
         KnownProblem(kind, arithmetic, 0, device, 1).find_wrong()
     except RuntimeError as error:
-        if "not implemented" not in str(error):
+        if not any(text in str(error) for text in MISSING):
             raise
         return False
     return True
