@@ -44,7 +44,8 @@ from slipway.train.observe.findings import record_finding
 from slipway.train.observe.micro_batches import ReplayError, describe, put_together, rebuild, take_apart
 from slipway.train.observe.replay import KNOWN_SEEDS, Replays, WrongArithmetic, WrongArithmeticError, known_wrong
 from slipway.train.observe.replicas import ReplicaMismatch, ReplicasDifferError
-from slipway.train.snapshots.snapshot import Snapshot, load_newest, save_snapshot, set_aside
+from slipway.train.snapshots.resume import set_aside_earlier
+from slipway.train.snapshots.snapshot import Snapshot, Suspicion, load_newest, read_suspicion, save_snapshot, set_aside
 from slipway.train.snapshots.tensors import raw_bytes
 from slipway.train.worker.launcher import PeerError, UnhealthyError, describe_failure
 
@@ -556,12 +557,12 @@ def test_the_last_clean_snapshot_is_never_deleted_and_later_ones_are_set_aside(t
         left = {path.name for path in tmp_path.iterdir()}
         assert f"step-{min(step, 2 if step < 6 else 5):08d}" in left
     assert left == {"step-00000005", "step-00000006"}
-    assert [path.name for path in set_aside(tmp_path, 5)] == ["suspect-step-00000006"]
+    assert [path.name for path in set_aside(tmp_path, Suspicion(1, 5))] == ["suspect-step-00000006"]
     found = load_newest(tmp_path, print)
     assert found
     assert found[1].step == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000005", "suspect-step-00000006"}
-    assert set_aside(tmp_path / "none", 5) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000005", "suspect-step-00000006", "suspected.json"}
+    assert set_aside(tmp_path / "none", Suspicion(1, 5)) == []
 
 
 def test_a_snapshot_that_was_kept_when_later_ones_were_set_aside_is_clean_until_it_is_written_again(
@@ -570,18 +571,51 @@ def test_a_snapshot_that_was_kept_when_later_ones_were_set_aside_is_clean_until_
     tensors = {"model": {"x": torch.ones(2)}}
     for step, clean in ((5, 4), (10, 8)):
         save_snapshot(tmp_path, Snapshot(step, {"clean": clean}, tensors), keep=2)
-    assert [path.name for path in set_aside(tmp_path, 8)] == ["suspect-step-00000010"]
+    assert [path.name for path in set_aside(tmp_path, Suspicion(1, 8))] == ["suspect-step-00000010"]
     found = load_newest(tmp_path, pytest.fail)
     assert found
     assert found[1].state["clean"] == 5, "the replay of step 8 was right"
     (tmp_path / "suspect-step-00000010" / "withdrawn").touch()
     (tmp_path / "suspect-step-00000010").rename(tmp_path / "step-00000010")
-    set_aside(tmp_path, 8)
+    set_aside(tmp_path, Suspicion(1, 8))
     assert not (tmp_path / "suspect-step-00000010" / "withdrawn").exists(), "the store is to be told again"
     save_snapshot(tmp_path, Snapshot(5, {"clean": 4}, tensors), keep=2)
     found = load_newest(tmp_path, pytest.fail)
     assert found
     assert found[1].state["clean"] == 4
+
+
+def test_a_node_that_was_away_sets_aside_what_the_others_found_to_be_wrong(tmp_path: Path) -> None:
+    """Node 0 found it in attempt 2; node 1 was in the attempts 1 and 3."""
+    for node, saved in enumerate((((1, 10), (1, 17), (2, 22)), ((1, 10), (1, 17), (3, 30)))):
+        for attempt, step in saved:
+            contents = Snapshot(step, {}, {"model": {"x": torch.ones(2)}}, attempt)
+            save_snapshot(tmp_path / f"{node}/snapshots", contents, keep=9)
+    set_aside(tmp_path / "0/snapshots", Suspicion(2, 10))
+    save_snapshot(tmp_path / "0/snapshots", Snapshot(15, {}, {}, 2), keep=9)  # after the return, in the same attempt
+    exchange, warned, found, dropped = Exchange(2), list[str](), {}, list[Suspicion]()
+    memory = SimpleNamespace(forget_suspects=dropped.append, load=lambda *_: None, usable=True)
+
+    def be(node: int) -> None:
+        context = ThreadContext(exchange, node, 2)
+        context.place.run_dir = tmp_path / str(node)
+        context.warn = warned.append  # type: ignore[attr-defined]
+        context.total = lambda *own: [sum(each) for each in zip(*exchange.tell(node, own), strict=True)]  # type: ignore[attr-defined]
+        own_disk = SimpleNamespace(on_disk=True, folder=lambda path: path)
+        set_aside_earlier(context, memory, own_disk)  # type: ignore[arg-type]
+        found[node] = sorted(path.name for path in (tmp_path / f"{node}/snapshots").glob("s*-*"))
+
+    threads = [threading.Thread(target=be, args=(node,)) for node in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == ["step-00000010", "step-00000015", "suspect-step-00000017", "suspect-step-00000022"]
+    assert found[1] == ["step-00000010", "step-00000030", "suspect-step-00000017"]
+    assert dropped == [Suspicion(2, 10)] * 2
+    [warning] = warned
+    assert warning.endswith("1/snapshots/suspect-step-00000017")
+    assert read_suspicion(tmp_path / "1/snapshots") == Suspicion(2, 10)
 
 
 @pytest.mark.pull

@@ -305,9 +305,9 @@ class Replays:
         """
         random, device = self._random_states(), self._context.device
         kept = [
-            (module, name, buffer, None if buffer is None else buffer.clone())
+            (module, name, each, None if each is None else each.clone())
             for module in self._model.modules()
-            for name, buffer in module._buffers.items()
+            for name, each in module._buffers.items()
         ]
         torch.clear_autocast_cache()  # weights that were cast for the training belong to its graph
         try:
@@ -324,10 +324,10 @@ class Replays:
         finally:
             torch.clear_autocast_cache()
             set_random_states(device, random)
-            for module, name, buffer, before in kept:
-                module._buffers[name] = buffer
-                if buffer is not None:
-                    buffer.data.copy_(before)
+            for module, name, own, before in kept:
+                module._buffers[name] = own
+                if own is not None and before is not None:
+                    own.data.copy_(before)
 
     @contextmanager
     def _watched(self) -> Iterator[dict[str, torch.Tensor]]:

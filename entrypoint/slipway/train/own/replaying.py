@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -140,7 +141,7 @@ def compute_apart(
             torch.compiler.set_stance("force_eager"),
             replaced(DistributedDataParallel, "forward", forward_alone),
             replaced(torch.autograd, "backward", backward),
-            replaced(torch.amp.GradScaler, "unscale_", refuse_unscaling),
+            replaced(GradScaler, "unscale_", refuse_unscaling),
         ):
             loss = work(*batch)
             if not backward.losses and isinstance(loss, torch.Tensor) and loss.requires_grad:

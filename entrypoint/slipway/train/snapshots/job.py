@@ -18,7 +18,7 @@ from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.resume import POLL, SharedSnapshot, share_snapshot
-from slipway.train.snapshots.snapshot import Snapshot, set_aside
+from slipway.train.snapshots.snapshot import Snapshot, Suspicion, set_aside
 from slipway.train.snapshots.state import random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import Context
@@ -155,7 +155,8 @@ class JobSnapshots:
         """Rename the snapshots of later steps on the disks: what they hold may be wrong. By all ranks, none of which writes."""
         context, error = self.context, None
         try:
-            paths = set_aside(self.writer.folder, after) if self.parts.on_disk else []
+            found = Suspicion(context.place.attempt, after)
+            paths = set_aside(self.writer.folder, found) if self.parts.on_disk else []
         except OSError as failed:
             paths, error = [], failed
         for path in paths:

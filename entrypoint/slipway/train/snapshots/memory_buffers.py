@@ -26,7 +26,7 @@ import torch
 
 from slipway.protocol.cgroups import read_memory
 from slipway.protocol.memory import PAGE, Header, read_header, write_header
-from slipway.train.snapshots.snapshot import ANY, Snapshot, SnapshotError
+from slipway.train.snapshots.snapshot import ANY, Snapshot, SnapshotError, Suspicion
 from slipway.train.snapshots.tensors import DTYPES, sum_of_bits
 from slipway.train.snapshots.writer import Names, aligned, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
@@ -120,6 +120,13 @@ class MemoryBuffers:
         self.wait()
         for buffer in self._buffers:
             write_header(buffer.file, None)
+
+    def forget_suspects(self, found: Suspicion) -> None:
+        """Drop snapshots that may contain wrong numbers."""
+        for buffer, header in self._headers():
+            if header.attempt < found.attempt and header.step > found.step:
+                write_header(buffer.file, None)
+                self._warn(f"dropped, since it may contain wrong numbers: the snapshot in memory of step {header.step}")
 
     def load(self, newer_than: tuple[int, int], until: tuple[float, float] = ANY) -> Snapshot | None:
         """Return the newest intact snapshot, or None if none is newer than this attempt and step, and at most `until`.

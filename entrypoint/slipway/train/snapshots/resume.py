@@ -36,9 +36,12 @@ from slipway.train.snapshots.snapshot import (
     ANY,
     Snapshot,
     SnapshotError,
+    Suspicion,
     load_newest,
     load_snapshot,
     newest_first,
+    read_suspicion,
+    set_aside,
 )
 from slipway.train.snapshots.tensors import sum_of_bits
 from slipway.train.worker.context import Context
@@ -273,6 +276,8 @@ def share_snapshot(
     """
     place = context.place
     context.beat(Phase.LOAD)
+    if resume == "auto":
+        set_aside_earlier(context, memory, parts)
     own, reports = find_whole(context, resume, memory, parts)
     source = choose_source(reports)
     if source is None:
@@ -301,6 +306,28 @@ def share_snapshot(
         return SharedSnapshot(snapshot, own.on_disk >= max(report[5] for report in reports), in_memory=True)
     held = own.snapshot is not None and own.report[:5] == reports[source][:5]
     return SharedSnapshot(snapshot, resume == "auto" and held)
+
+
+def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts) -> None:
+    """Set aside what a node still has that was away when the others found that it may contain wrong numbers. By all ranks.
+
+    Raises OSError, or PeerError if another rank could not.
+    """
+    folder, error = parts.folder(context.place.run_dir / SNAPSHOTS), None
+    own = read_suspicion(folder) if parts.on_disk else Suspicion(0, 0)
+    all_found = [Suspicion(*row.tolist()) for row in context.gather(torch.tensor(own))]
+    newest = max(all_found, key=lambda found: (found.attempt, -found.step))
+    if not newest.attempt:
+        return
+    memory.forget_suspects(newest)
+    try:  # what this node has set aside, a user may have renamed back
+        paths = set_aside(folder, newest, earlier=True) if parts.on_disk and newest != own else []
+    except OSError as failed:
+        paths, error = [], failed
+    for path in paths:
+        context.warn(f"set aside, since it may contain wrong numbers: {path}")
+    if any(context.total(error is not None)):
+        raise error or PeerError("another rank could not set its snapshots aside")
 
 
 def receive_parts(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -32,15 +32,18 @@ from slipway.protocol.files import (
     MANIFEST,
     STEP,
     SUSPECT,
+    SUSPECTED_FILE,
     WITHDRAWN,
     held_folder,
     list_snapshots,
     open_run_file,
     parse_json,
+    read_json,
     snapshot_attempt,
     snapshot_name,
     snapshot_step,
     touch_run_file,
+    write_json,
 )
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensors import safetensors_chunks
@@ -162,16 +165,35 @@ def prune(folder: Path, written: Snapshot, keep: int) -> None:
             remove_tree(path.rename(folder / f".{path.name}.deleting"))
 
 
-def set_aside(folder: Path, after: int) -> list[Path]:
-    """Rename the snapshots of steps after `after`, so that nobody resumes from them, and mark the others as clean: their states
-    know of the replays before them alone. Returns the new paths. Raises OSError.
+class Suspicion(NamedTuple):
+    """What an attempt found: snapshots of earlier ones that are of later steps than `step` may contain wrong numbers."""
+
+    attempt: int
+    step: int
+
+
+def read_suspicion(folder: Path) -> Suspicion:
+    """The newest that a folder of snapshots knows of; of attempt 0 where there is none."""
+    record = read_json(folder / SUSPECTED_FILE)
+    attempt, step = (record.get(name) for name in Suspicion._fields)
+    return Suspicion(attempt, step) if isinstance(attempt, int) and isinstance(step, int) else Suspicion(0, 0)
+
+
+def set_aside(folder: Path, found: Suspicion, *, earlier: bool = False) -> list[Path]:
+    """Rename the snapshots of later steps, so that nobody resumes from them, and mark the others as clean: their states know of
+    the replays before them alone. Returns the new paths. Raises OSError.
+
+    `earlier`: only the snapshots of earlier attempts, on a node that was away when this was found.
     """
     if not folder.is_dir():
         return []
     renamed = []
     with held_folder(folder) as held:
+        write_json(held / SUSPECTED_FILE, found._asdict())
         for path in list_snapshots(held):
-            if snapshot_step(path) <= after:
+            if earlier and snapshot_attempt(path) >= found.attempt:
+                continue
+            if snapshot_step(path) <= found.step:
                 touch_run_file(path / CLEAN)
                 continue
             aside = held / f"{SUSPECT}{path.name}"
