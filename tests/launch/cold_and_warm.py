@@ -102,7 +102,7 @@ def script_standby(
 ) -> Iterator[WarmStandby]:
     """The process that waits for the next attempt, once it has imported everything."""
     adopt_orphans()
-    job_wide.LOADING = PATIENCE
+    job_wide.LOADING = job_wide.ANSWER = PATIENCE
     before = Path.cwd()
     with WarmStandby(OwnProcesses(), wanted=True) as standby:
         told = without_place(environment(folder, more))

@@ -1,6 +1,5 @@
 """The process for the next attempt, from the launcher's side and from its own; a thread stands in for the other."""
 
-import json
 import os
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from waiting import PATIENCE
 
 from slipway.launch.attempt import job_wide as module
 from slipway.launch.attempt.job_wide import WarmStandby, lasting_variables
-from slipway.process.standby import take_numbers
+from slipway.process.standby import receive_request, take_numbers
 from slipway.process.tree import FILES, Forked, OwnProcesses
 from slipway.process.warm import is_forkable
 
@@ -35,12 +34,10 @@ def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmStandby]:
 
 def answer(link: socket.socket, told: list[Any], says: bytes) -> None:
     """Take one request, and answer."""
-    text, files, *_ = socket.recv_fds(link, 1, FILES)
-    if not text:  # it was not asked
+    if not (received := receive_request(link)):  # it was not asked
         return
-    while not text.endswith(b"\n"):
-        text += link.recv(65_536)
-    told += [json.loads(text), [os.readlink(f"/proc/self/fd/{number}") for number in files]]  # noqa: PTH115
+    request, files = received
+    told += [request, [os.readlink(f"/proc/self/fd/{number}") for number in files]]  # noqa: PTH115
     for number in files:
         os.close(number)
     if says:
@@ -62,6 +59,24 @@ def ask(
         thread.join()
     link.close()
     return forked, told
+
+
+def test_a_request_that_it_has_not_yet_read_when_the_next_one_comes_is_another_request(
+    standby: WarmStandby, tmp_path: Path
+) -> None:
+    link = standby.offer(ENVIRON)
+    assert link
+    link.sendall(f"{os.getpid()}\n".encode())
+    standby.load("torch._dynamo")
+    with link, (tmp_path / "log").open("w") as log:
+        assert standby._send({"words": WORDS}, [log.fileno()])
+        assert receive_request(link) == ({"load": "torch._dynamo"}, [])
+        received = receive_request(link)
+        assert received
+        request, files = received
+        assert request == {"words": [*WORDS]}
+        assert [os.readlink(f"/proc/self/fd/{number}") for number in files] == [str(tmp_path / "log")]  # noqa: PTH115
+        os.close(*files)
 
 
 def test_it_is_sent_words_variables_and_files_under_their_numbers(standby: WarmStandby, tmp_path: Path) -> None:

@@ -28,14 +28,23 @@ NICE = 10  # of the thread that imports
 
 
 def stand_by(words: str) -> None:
-    """Wait for attempts. Returns in a worker, whose script follows; an agent ends here.
+    """Wait for attempts. Returns in a worker, whose script follows; an agent ends here, and so does whatever fails: Python would
+    go on with the script.
 
     `words`: the numbers of the link to the launcher, of the launcher's process and of a file with the modules that the script's
     first attempt had when it had imported torch: how many of them before, then a name, a tab and a file in each line.
     """
-    link, launcher, learned = map(int, words.split(","))
+    try:
+        wait_for_attempts(*map(int, words.split(",")))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        os._exit(1)
+
+
+def wait_for_attempts(link: int, launcher: int, learned: int) -> None:
+    """Import everything, and be the standby. Returns in a worker."""
     open_here = OpenHere(spared=(link, learned))
-    with open(learned, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123  # no more imports
+    with open(learned, encoding="utf-8", errors="surrogateescape") as file:  # no more imports
         early = int(file.readline())
         order = [(name, where) for name, _, where in (line.rstrip("\n").partition("\t") for line in file)]
     for name in ("SLIPWAY_WATCHER", "LOCAL_RANK"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from slipway.process.tree import FILES, close_files, end_with, rename_process
+from slipway.process.tree import FILES, LENGTH, close_files, end_with, rename_process
 from slipway.process.warm import Work, Worker, no_collection
 
 # From an agent's words to what is to be done, in that agent or in a worker forked from it.
@@ -71,15 +71,9 @@ class Standby:
 
     def _listen(self) -> tuple[dict[str, Any], list[int]]:
         """The next request, with its files."""
-        text, files = bytearray(), list[int]()
-        with suppress(ConnectionError):
-            text[:], files, *_ = socket.recv_fds(self._link, 1, FILES)
-            while not text.endswith(b"\n") and (chunk := self._link.recv(65_536)):
-                text += chunk
-        if not text.endswith(b"\n"):
-            os._exit(0)  # the launcher is gone, or wants us no more
-        request: dict[str, Any] = json.loads(text)
-        return request, files
+        if request := receive_request(self._link):
+            return request
+        os._exit(0)  # the launcher is gone, or wants us no more
 
     def _answer(self, request: dict[str, Any], files: list[int]) -> Work | None:
         """Fork an agent, the launcher's own child."""
@@ -108,6 +102,20 @@ class Standby:
         words = request["words"]
         rename_process(*words[words.index("slipway.process.agent") :])
         return self._begin(words[words.index("slipway.process.agent") + 1 :])
+
+
+def receive_request(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request and its files, which come with its length; None where the other end is closed.
+
+    No more than the request is read: the files of the next one would be lost.
+    """
+    text, size, files = bytearray(), -1, list[int]()
+    with suppress(ConnectionError):
+        head, files, *_ = socket.recv_fds(link, LENGTH, FILES)
+        size = int.from_bytes(head, "big") if head else -1
+        while len(text) < size and (chunk := link.recv(size - len(text))):
+            text += chunk
+    return (json.loads(text), files) if len(text) == size else None
 
 
 NICE = 10  # of the thread that imports, and where the kernel weighs sessions, of this one

@@ -269,6 +269,7 @@ def close_files(spared: Collection[int] = ()) -> None:
                 os.close(number)
 
 
+LENGTH = 8  # bytes that say how long a message to the standby is
 FILES = 250  # that one message to the standby can carry; the kernel allows 253 (unix(7), SCM_RIGHTS)
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.verdict.verdict import Outcome
-from slipway.process.tree import FILES, Forked, OwnProcesses, send_signal, state_of
+from slipway.process.tree import FILES, LENGTH, Forked, OwnProcesses, send_signal, state_of
 from slipway.process.watcher import ADDRESS, STANDBY
 from slipway.protocol.imports import Imports, lines
 from slipway.protocol.memory import BUFFERS, VARIABLE, newest_in
@@ -196,11 +196,12 @@ class WarmStandby:
     def _send(self, request: Mapping[str, object], files: list[int] | None = None) -> bool:
         """Whether it could be sent."""
         assert self._link
-        text = f"{json.dumps(request)}\n".encode()
+        text = json.dumps(request).encode()
         self._link.settimeout(ANSWER)
         with suppress(OSError):
-            socket.send_fds(self._link, [text[:1]], files or [])
-            self._link.sendall(text[1:])
+            # Its length comes first: it may be read only when the next request has been sent, too.
+            socket.send_fds(self._link, [len(text).to_bytes(LENGTH, "big")], files or [])
+            self._link.sendall(text)
             return True
         return False
 
