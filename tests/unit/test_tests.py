@@ -52,9 +52,6 @@ ALLOWED = {
     "rendezvous/test_heartbeats.py::test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node": (
         "longer than the time-out for missing nodes, which is not to count"
     ),
-    "rendezvous/test_loopback.py::test_a_launcher_that_did_not_fit_may_leave_and_come_back_mended": (
-        "before an answer is due and after it; both orders have to end well"
-    ),
     "rendezvous/test_leaving.py::test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start": (
         "for the harder order of two messages on different connections; both orders have to end well"
     ),
