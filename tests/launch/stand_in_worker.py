@@ -65,8 +65,12 @@ class Ranks:
         with self._listen(port) as server:
             while len(files) < self._place.world_size - 1:
                 file = server.accept()[0].makefile("rw")
-                attempt, rank = map(int, (file.readline() or "-1 -1").split())
-                if attempt == self._place.attempt:  # else one of an attempt that somebody else goes on with
+                run, attempt, rank = json.loads(file.readline() or '["", 0, 0]')
+                if run != self._place.run_dir.name:  # a job that was given the same port
+                    continue
+                # Else one of an attempt that somebody else goes on with.
+                print(attempt == self._place.attempt or "", file=file, flush=True)
+                if attempt == self._place.attempt:
                     files[rank] = file
         return [files[rank] for rank in sorted(files)]
 
@@ -83,8 +87,12 @@ class Ranks:
                 link = socket.create_connection(address)
                 if link.getsockname() != link.getpeername():
                     file = link.makefile("rw")
-                    print(self._place.attempt, self._place.rank, file=file, flush=True)
-                    return file
+                    greeting = self._place.run_dir.name, self._place.attempt, self._place.rank
+                    print(json.dumps(greeting), file=file, flush=True)
+                    if answer := file.readline():
+                        if not answer.strip():
+                            raise PeerLostError("Connection closed by peer")
+                        return file
                 link.close()
             time.sleep(ASK)
 

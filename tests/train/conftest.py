@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing import forkserver
@@ -83,8 +84,10 @@ def train(tmp_path: Path) -> Callable[..., Run]:
 def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """This process may train with `slipway.resume`, in the run `run`, as a script that nothing else has started.
 
-    A loop that is broken off leaves its handlers of signals, and the next one would take them for the user's own.
+    A loop that is broken off leaves its handlers of signals, which the next one would take for the user's own, and looks at the
+    optimizers of the next one.
     """
+    monkeypatch.setattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks", OrderedDict())
     for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
