@@ -135,7 +135,8 @@ def two_processes_train() -> str:
         script = Path(folder, "two.py")
         script.write_text(TWO_PROCESSES)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-        subprocess.run([*torchrun, "--master-port=29511", script], check=True, timeout=1200)  # under QEMU it takes minutes
+        # Under QEMU it takes minutes.
+        subprocess.run([*torchrun, "--master-port=29511", script], check=True, timeout=1200)
     return "2 processes over gloo"
 
 
