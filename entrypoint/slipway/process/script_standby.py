@@ -37,7 +37,7 @@ def stand_by(words: str) -> None:
     try:
         wait_for_attempts(*map(int, words.split(",")))
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         os._exit(1)
 
 
