@@ -1,9 +1,13 @@
 """The standby and the launcher's side of it together, with an agent that only tells what it was given."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+from slipway.process.watcher import ADDRESS, STANDBY
 
 # The agent is forked off here as a launcher starts one, and leaves the process behind.
 LAUNCHER = """
@@ -80,3 +84,13 @@ def test_agents_are_the_launchers_own_children_with_its_words_variables_and_file
 
 def test_one_that_was_killed_is_noticed() -> None:
     assert run("kill")[-2:] == [{"forked": False}, {"below": 0}]
+
+
+def test_what_fails_in_a_process_that_waits_for_a_script_ends_it_before_the_script_runs(tmp_path: Path) -> None:
+    """slipway.pth passes over exceptions, and Python goes on with the script."""
+    script = tmp_path / "script.py"
+    script.write_text("print('it runs')")
+    told = {**os.environ, ADDRESS: f"{STANDBY}1,2,no number", "LOCAL_RANK": "0"}
+    ended = subprocess.run([sys.executable, script], env=told, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "invalid literal for int()" in ended.stderr

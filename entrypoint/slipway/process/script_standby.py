@@ -28,23 +28,14 @@ NICE = 10  # of the thread that imports
 
 
 def stand_by(words: str) -> None:
-    """Wait for attempts. Returns in a worker, whose script follows; an agent ends here, and so does whatever fails: Python would
-    go on with the script.
+    """Wait for attempts. Returns in a worker, whose script follows; an agent ends here.
 
     `words`: the numbers of the link to the launcher, of the launcher's process and of a file with the modules that the script's
     first attempt had when it had imported torch: how many of them before, then a name, a tab and a file in each line.
     """
-    try:
-        wait_for_attempts(*map(int, words.split(",")))
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-
-
-def wait_for_attempts(link: int, launcher: int, learned: int) -> None:
-    """Import everything, and be the standby. Returns in a worker."""
+    link, launcher, learned = map(int, words.split(","))
     open_here = OpenHere(spared=(link, learned))
-    with open(learned, encoding="utf-8", errors="surrogateescape") as file:  # no more imports
+    with open(learned, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123  # no more imports
         early = int(file.readline())
         order = [(name, where) for name, _, where in (line.rstrip("\n").partition("\t") for line in file)]
     for name in ("SLIPWAY_WATCHER", "LOCAL_RANK"):

@@ -39,8 +39,8 @@ class Standby:
     Importing torch, torch._dynamo (otherwise the first DistributedDataParallel does, for seconds) and a workload takes most of a
     restart. This process is forked from the first attempt's agent before that has a thread, so that they share what they
     imported, and lasts to the job's end. It runs no tensor operation, since a child of a parent that used OpenMP hangs at its
-    first product, and has no CUDA context. The launcher sends it, through a socket, a line `{"load": MODULE}` once the job makes
-    steps, then one line per attempt with the words, the variables and the open files of the agent that it would start otherwise
+    first product, and has no CUDA context. The launcher sends it, through a socket, a request `{"load": MODULE}` once the job
+    makes steps, then one per attempt with the words, the variables and the open files of the agent that it would start otherwise
     (launch/attempt/job_wide.py).
     """
 

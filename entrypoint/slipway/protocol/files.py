@@ -30,9 +30,7 @@ CLOCKS_FILE, MERGED_FILE = "clocks.json", "trace.json.gz"
 MANIFEST = "manifest.json"  # in each snapshot's folder
 SUSPECT = "suspect-"  # before the name of a snapshot that was set aside, since it may contain wrong numbers
 WITHDRAWN = "withdrawn"  # in the folder of such a snapshot: the store has no copy of it that counts
-SUSPECTED_FILE = (
-    "suspected.json"  # in SNAPSHOTS: which snapshots a node has to set aside that was away when it was done
-)
+SUSPECTED_FILE = "suspected.json"  # in SNAPSHOTS: what a node that was away then has to set aside
 CLEAN = "clean"  # in the folder of one that was kept then: until its step all ranks had computed the same
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:

@@ -17,8 +17,8 @@ from slipway.protocol.files import list_snapshots, snapshot_name, snapshot_step
 from slipway.protocol.phases import Phase
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
-from slipway.train.snapshots.resume import POLL, SharedSnapshot, share_snapshot
-from slipway.train.snapshots.snapshot import Snapshot, Suspicion, set_aside
+from slipway.train.snapshots.resume import POLL, SharedSnapshot, set_aside_together, share_snapshot
+from slipway.train.snapshots.snapshot import Snapshot, Suspicion
 from slipway.train.snapshots.state import random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import Context
@@ -153,16 +153,8 @@ class JobSnapshots:
 
     def set_aside(self, after: int) -> None:
         """Rename the snapshots of later steps on the disks: what they hold may be wrong. By all ranks, none of which writes."""
-        context, error = self.context, None
-        try:
-            found = Suspicion(context.place.attempt, after)
-            paths = set_aside(self.writer.folder, found) if self.parts.on_disk else []
-        except OSError as failed:
-            paths, error = [], failed
-        for path in paths:
-            context.warn(f"set aside, since it may contain wrong numbers: {path}")
-        if any(context.total(error is not None)):
-            raise error or PeerError("another rank could not set its snapshots aside")
+        folder = self.writer.folder if self.parts.on_disk else None
+        set_aside_together(self.context, folder, Suspicion(self.context.place.attempt, after))
         self.saved = self.held = None
 
     def settle(self, found: SharedSnapshot, contents: Contents, due: bool) -> None:

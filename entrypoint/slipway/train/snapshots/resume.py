@@ -311,17 +311,27 @@ def share_snapshot(
 def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts) -> None:
     """Set aside what a node still has that was away when the others found that it may contain wrong numbers. By all ranks.
 
-    Raises OSError, or PeerError if another rank could not.
+    Raises as `set_aside_together` does.
     """
-    folder, error = parts.folder(context.place.run_dir / SNAPSHOTS), None
+    folder = parts.folder(context.place.run_dir / SNAPSHOTS)
     own = read_suspicion(folder) if parts.on_disk else Suspicion(0, 0)
     all_found = [Suspicion(*row.tolist()) for row in context.gather(torch.tensor(own))]
     newest = max(all_found, key=lambda found: (found.attempt, -found.step))
     if not newest.attempt:
         return
     memory.forget_suspects(newest)
-    try:  # what this node has set aside, a user may have renamed back
-        paths = set_aside(folder, newest, earlier=True) if parts.on_disk and newest != own else []
+    lacks = parts.on_disk and newest != own  # what this node has set aside, a user may have renamed back
+    set_aside_together(context, folder if lacks else None, newest, earlier=True)
+
+
+def set_aside_together(context: Context, folder: Path | None, found: Suspicion, *, earlier: bool = False) -> None:
+    """Set snapshots aside, with a warning for each, on the ranks that have a `folder` of them. By all ranks.
+
+    `earlier`: as for `set_aside`. Raises OSError, or PeerError if another rank could not.
+    """
+    error = None
+    try:
+        paths = set_aside(folder, found, earlier=earlier) if folder else []
     except OSError as failed:
         paths, error = [], failed
     for path in paths:
