@@ -234,7 +234,8 @@ LEFT_OUT := --no-emit-package yattag
 .PHONY: lock
 lock: .venv/.dev ## Write the lock files from pyproject.toml
 	$(LOCK) --extra train --extra store --extra cuda12 --output-file locks/requirements.lock
-	$(LOCK) --extra dev --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
+	$(LOCK) --extra bill --constraint locks/requirements.lock --output-file locks/requirements-bill.lock
+	$(LOCK) --extra dev --extra bill --constraint locks/requirements.lock $(LEFT_OUT) --output-file locks/requirements-dev.lock
 	$(LOCK) --extra bench --no-deps --constraint locks/requirements.lock --output-file locks/requirements-bench.lock
 	$(LOCK) --extra peers --no-deps --constraint locks/requirements.lock --output-file locks/requirements-peers.lock
 

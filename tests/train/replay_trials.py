@@ -67,7 +67,7 @@ class ThreadContext:
     """The part of a Context that replays need."""
 
     def __init__(self, exchange: Exchange, rank: int, ranks: int) -> None:
-        self.place, self.side, self.device = SimpleNamespace(rank=rank, world_size=ranks), object(), CPU
+        self.place, self.side, self.device = SimpleNamespace(rank=rank, world_size=ranks, resume="none"), object(), CPU
         self._exchange = exchange
         self.said: list[str] = []
 

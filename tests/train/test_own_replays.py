@@ -225,7 +225,7 @@ def test_before_all_ranks_have_agreed_once_nobody_is_named(server: None, tmp_pat
         )
         == 1
     )
-    assert "if what is computed depends on the rank" in run.output
+    assert "if the computation depends on the rank" in run.output
     assert not (tmp_path / "replicas.json").exists()
 
 
@@ -251,7 +251,11 @@ class Disk:
     [
         ({}, 10, "a snapshot of step 10 or before, where the replays began"),
         ({"clean": 8, "agreed": True}, 8, "a snapshot of step 8 or before, when all ranks agreed"),
-        ({"clean": 0, "agreed": False}, 0, "the beginning"),
+        (
+            {"clean": 0, "agreed": False},
+            0,
+            "the beginning. If the job does not restart by itself, type the same command with --resume auto",
+        ),
     ],
 )
 def test_a_loop_returns_at_most_to_where_its_replays_began(

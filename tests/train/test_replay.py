@@ -360,7 +360,7 @@ def test_a_training_says_whether_there_is_a_snapshot_to_return_to(there: bool, m
         go_back(training, error, gone_back=False)
     assert context.said == []
     assert str(caught.value) == (
-        "rank 0 computed wrongly, and there is no snapshot to return to. The next attempt starts from the "
+        "rank 0 computed wrongly, and there is no snapshot to return to; the next attempt starts from the "
         "beginning. If the job does not restart by itself, type the same command with --resume auto"
     )
 
@@ -696,6 +696,25 @@ def test_a_restart_does_not_forget_that_one_of_two_nodes_is_wrong(step: int, sta
         runs = start(*words, processes=2, folders=folders, resume=resume, wrong=[1, first, 99]).end()
         assert {outcome["outcome"] for run in runs for outcome in run.outcomes} == {"failed"}, runs[0].output
     assert runs[0].snapshots == (["step-00000005"] if step == 12 else []), "it is known to be right, and stays"
+
+
+def test_a_run_does_not_begin_twice_with_the_wrong_numbers_of_another_run(start: Callable[..., Job]) -> None:
+    words = ("linear", *OPTIONS, "--replay-every", 4)
+    [other] = start(*words, "--steps", 10, processes=2, folders=("other",)).end()
+    for wrong in ([1, 12, 99], [1, 0, 0]):
+        [run] = start(*words, processes=2, folders=("run",), resume=str(other.folder), wrong=wrong).end()
+        assert {outcome["outcome"] for outcome in run.outcomes} == {"failed" if wrong[1] else "configuration"}, (
+            run.output
+        )
+        assert run.snapshots == []
+        if wrong[1]:
+            said = f"{other.folder} may contain wrong numbers, too: type --resume with a snapshot of step 8 or before"
+        else:
+            said = "the snapshot at step 10 may contain wrong numbers, as this run found in attempt 0. Type --resume with one of"
+        assert said in run.outcomes[0]["message"]
+    before = str(other.folder / "snapshots" / "step-00000005")
+    [run] = start(*words, processes=2, folders=("run",), resume=before).end()
+    assert run.exit_code == 0, run.output
 
 
 def test_auto_chooses_an_interval_once_it_knows_what_a_replay_takes(job: Start) -> None:

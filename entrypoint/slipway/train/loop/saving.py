@@ -153,12 +153,6 @@ def count_stages(training: Training) -> int:
     return training.task.split.stages if training.task.split else 1
 
 
-FROM_THE_BEGINNING = (
-    ". The next attempt starts from the beginning. If the job does not restart by itself, type the same command with "
-    "--resume auto"
-)
-
-
 def go_back(
     training: Training, error: NonFiniteError | ReplicasDifferError | WrongArithmeticError, gone_back: bool
 ) -> None:
@@ -185,7 +179,7 @@ def go_back(
         if returns:
             context.say(f"{error}; returning to a snapshot of {replays.right_until}")
         else:
-            advice = FROM_THE_BEGINNING
+            advice = f"; {replays.start_again}"
     if not resume(training, "auto"):
         error.args = (f"{error}, and there is no snapshot to return to{advice}",)
         raise error from None

@@ -142,6 +142,15 @@ class Replays:
         """Return, for messages, of which step a snapshot may be that was made before a rank computed wrongly."""
         return f"step {self.clean} or before, {'when all ranks agreed' if self.agreed else 'where the replays began'}"
 
+    @property
+    def start_again(self) -> str:
+        """Return, for messages, how the run starts again where it has no such snapshot."""
+        other = self._context.place.resume
+        if other in ("none", "auto"):
+            again = "If the job does not restart by itself, type the same command with --resume auto"
+            return f"the next attempt starts from the beginning. {again}"
+        return f"{other} may contain wrong numbers, too: type --resume with a snapshot of step {self.clean} or before"
+
     def state(self) -> dict[str, Any]:
         """Return what a snapshot says of the replays, as JSON; nothing if none were asked for."""
         return {"clean": self.clean, "agreed": self.agreed} if self._recorded else {}

@@ -115,8 +115,9 @@ class OwnReplays:
         """
         snapshots.wait(self._step)
         snapshots.memory.forget()
-        start = f"a snapshot of {replays.right_until}" if snapshots.has(replays.clean) else "the beginning"
-        self._context.say(f"{error}; the next attempt starts from {start}")
+        returns = snapshots.has(replays.clean)
+        then = f"the next attempt starts from a snapshot of {replays.right_until}" if returns else replays.start_again
+        self._context.say(f"{error}; {then}")
         snapshots.set_aside(replays.clean)
         record_finding(self._context, error)
         raise error

@@ -34,6 +34,7 @@ from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import (
     ANY,
+    UNSUSPECTED,
     Snapshot,
     SnapshotError,
     Suspicion,
@@ -126,6 +127,8 @@ def search(
         )
         if found is not None:
             require_parts(found[1], parts)
+            if resume != "auto":
+                require_unsuspected(resume, found[1].step, own)
     except (ConfigurationError, SnapshotError) as error:
         return Search(SearchResult.REFUSED, failure=error)
     if found is None:
@@ -148,6 +151,16 @@ def require_parts(snapshot: Snapshot, parts: RankParts) -> None:
             f"The snapshot at step {snapshot.step} is of {snapshot.state.get('world_size')} processes with "
             f"{describe_parts(before)}, and this job has {len(parts.of_ranks)} with {describe_parts(now)}. Start as many "
             "processes as before, with the same fully_shard, or another run: --run-dir PATH."
+        )
+
+
+def require_unsuspected(other: str, step: int, own: Path) -> None:
+    """Raise ConfigurationError where this run began with the same wrong numbers once already, as replays have found since."""
+    found = read_suspicion(own)
+    if step > found.step:
+        raise ConfigurationError(
+            f"--resume {other}: the snapshot at step {step} may contain wrong numbers, as this run found in attempt "
+            f"{found.attempt}. Type --resume with one of step {found.step} or before, or start another run: --run-dir PATH."
         )
 
 
@@ -314,10 +327,10 @@ def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts)
     Raises as `set_aside_together` does.
     """
     folder = parts.folder(context.place.run_dir / SNAPSHOTS)
-    own = read_suspicion(folder) if parts.on_disk else Suspicion(0, 0)
+    own = read_suspicion(folder) if parts.on_disk else UNSUSPECTED
     all_found = [Suspicion(*row.tolist()) for row in context.gather(torch.tensor(own))]
     newest = max(all_found, key=lambda found: (found.attempt, -found.step))
-    if not newest.attempt:
+    if newest == UNSUSPECTED:
         return
     memory.forget_suspects(newest)
     lacks = parts.on_disk and newest != own  # what this node has set aside, a user may have renamed back

@@ -172,11 +172,14 @@ class Suspicion(NamedTuple):
     step: int
 
 
+UNSUSPECTED = Suspicion(-1, 2**63 - 1)
+
+
 def read_suspicion(folder: Path) -> Suspicion:
-    """The newest that a folder of snapshots knows of; of attempt 0 where there is none."""
+    """The newest that a folder of snapshots knows of; UNSUSPECTED where there is none."""
     record = read_json(folder / SUSPECTED_FILE)
     attempt, step = (record.get(name) for name in Suspicion._fields)
-    return Suspicion(attempt, step) if isinstance(attempt, int) and isinstance(step, int) else Suspicion(0, 0)
+    return Suspicion(attempt, step) if isinstance(attempt, int) and isinstance(step, int) else UNSUSPECTED
 
 
 def set_aside(folder: Path, found: Suspicion, *, earlier: bool = False) -> list[Path]:
