@@ -114,7 +114,7 @@ def test_alone_nothing_travels(train: Start) -> None:
     run = train("allreduce")
     assert run.exit_code == 0
     assert found(run)["results"] == []
-    assert "nothing travels" in run.outcomes[0]["message"]
+    assert "a single process has no communication to test" in run.outcomes[0]["message"]
     assert not (run.folder / "allreduce.svg").exists()
 
 

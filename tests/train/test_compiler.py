@@ -54,9 +54,14 @@ def test_a_model_is_compiled_where_that_is_wanted_and_possible(
 @pytest.mark.parametrize(
     ("device", "installed", "environ", "says"),
     [
-        ("cpu", ("gcc",), {}, ["on a CPU needs the C++ compiler g++", "GPUs need only gcc", "apt-get install g++)"]),
+        ("cpu", ("gcc",), {}, ["on a CPU needs a C++ compiler (", "GPUs need only gcc", "apt-get install g++)"]),
         ("cpu", ("g++",), {"CXX": "my-c++"}, ["my-c++ is not installed"]),
-        ("cuda", ("g++",), {}, ["on a GPU needs the C compiler gcc", "gcc or clang", "apt-get install gcc libc6-dev)"]),
+        (
+            "cuda",
+            ("g++",),
+            {},
+            ["on a GPU needs a C compiler", "neither gcc nor clang is installed", "apt-get install gcc libc6-dev)"],
+        ),
         (
             "cpu",
             (),

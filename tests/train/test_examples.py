@@ -55,6 +55,9 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [example, *args])
+        monkeypatch.setattr(
+            "slipway.train.own.run.require_first", lambda: None
+        )  # other tests left runs in this process
         runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
     return begin

@@ -281,7 +281,12 @@ SMALL = (
     ("theirs", "mine", "word", "says"),
     [
         (("linear",), ("linear",), "finished", "resuming from .*mine/snapshots/step-00000004"),
-        (("linear", "--seed", 5), ("linear",), "finished", "note: so far .* from seed 5, now on .* from seed 0"),
+        (
+            ("linear", "--seed", 5),
+            ("linear",),
+            "finished",
+            "note: this run was trained on .* from seed 5 so far, and continues on .* from seed 0",
+        ),
         (
             ("linear",),
             SMALL,

@@ -256,7 +256,7 @@ def test_a_run_goes_on_from_another_one(train: Start, resume: str) -> None:
 def test_other_data_than_before_are_mentioned(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
     train("linear", *LINEAR)
     train("linear", *LINEAR, "--dataset-size", 640, resume="auto")
-    assert "trained on 512 samples from seed 0, now on 640" in capsys.readouterr().out
+    assert "trained on 512 samples from seed 0 so far, and continues on 640" in capsys.readouterr().out
 
 
 def test_a_snapshot_does_not_bring_back_old_settings(train: Start) -> None:
@@ -324,7 +324,7 @@ def test_a_snapshot_of_a_script_with_a_loop_of_its_own_is_refused(train: Start, 
     save_snapshot(tmp_path / "own" / "snapshots", Snapshot(3, {"lr": 1}, {"model": {"weight": torch.zeros(1)}}), keep=1)
     run = train("linear", "--steps", 4, resume=str(tmp_path / "own"))
     assert run.outcomes[0]["outcome"] == "configuration"
-    assert "is of a script with a loop of its own, and this is linear" in run.outcomes[0]["message"]
+    assert "is of a script with a loop of its own, but this job runs linear" in run.outcomes[0]["message"]
 
 
 @pytest.mark.parametrize(("size", "warned"), [(8, True), (32, False)])

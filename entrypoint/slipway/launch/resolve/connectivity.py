@@ -120,7 +120,7 @@ def _describe(error: OSError, port: int) -> str:
         holder = port_holder(port) or "another process (of another user or container, so its name cannot be seen)"
         return (
             f"MASTER_PORT={port} is in use on this node by {holder}. Stop it, or set another MASTER_PORT on all nodes; "
-            "two jobs on one machine need two. Another node of the same job on this machine needs a RANK of its own."
+            "two jobs on one machine need different ports. Another node of the same job on this machine needs a RANK of its own."
         )
     if error.errno == errno.EACCES:
         return f"MASTER_PORT={port} needs privileges on this node; use a port from 1024 on, 29500 by default."

@@ -125,13 +125,14 @@ def decide_compile(
 
 def explain_missing_compiler(cuda: bool, candidates: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return which compiler is missing and how to install it."""
-    needed, package = ("the C compiler gcc", "gcc libc6-dev") if cuda else ("the C++ compiler g++", "g++")
+    needed, package = ("a C compiler", "gcc libc6-dev") if cuda else ("a C++ compiler", "g++")
     only = "" if cuda else " (GPUs need only gcc)"
     install = f"Install it (on Debian: apt-get install {package})"
     if environ.get("SLIPWAY_IMAGE"):  # set by the image, in which the user cannot install packages
         install = f"Add it in an image of your own (images/extend/Dockerfile: apt-get install {package})"
+    missing = f"neither {' nor '.join(candidates)} is" if len(candidates) > 1 else f"{candidates[0]} is not"
     return (
-        f"--compile on a {'GPU' if cuda else 'CPU'} needs {needed}{only}, and {' or '.join(candidates)} is not installed. "
+        f"--compile on a {'GPU' if cuda else 'CPU'} needs {needed}{only}, and {missing} installed. "
         f"{install}, or leave --compile out."
     )
 
