@@ -196,8 +196,8 @@ def test_who_gives_up_asks_whether_processes_were_counted(launcher: Make) -> Non
     nodes = [launcher(rank, 4, timeout=8.0, info={"processes": 2}, more={"doubtful": True}) for rank in (0, 1)]
     play(*nodes)
     assert [node.code for node in nodes] == [PEER, PEER]
-    assert "2 × 2 = 4: set WORLD_SIZE=2." in str(nodes[0].error)
-    assert "2 × 2 = 4: set WORLD_SIZE=2." in nodes[1].log
+    assert "2 × 2 = 4 processes: set WORLD_SIZE=2." in str(nodes[0].error)
+    assert "2 × 2 = 4 processes: set WORLD_SIZE=2." in nodes[1].log
 
 
 def test_without_node_0_the_others_end_with_76_and_say_what_usually_causes_it(launcher: Make, port: int) -> None:
