@@ -246,9 +246,9 @@ def test_nobody_is_told_to_start_a_pod_again_that_a_controller_replaces() -> Non
 
 EIGHT = {"processes": 8, "gpus": ("H200",) * 8}
 QUESTIONS = [  # WORLD_SIZE, the nodes that are here, what is asked
-    (4, [{"processes": 2}] * 2, "The nodes that are here start 2 × 2 = 4 processes: set WORLD_SIZE=2."),
-    (16, [EIGHT] * 2, "The nodes that are here start 2 × 8 = 16 processes: set WORLD_SIZE=2."),
-    (6, [{"processes": 4}, {"processes": 2}], "The nodes that are here start 4 + 2 = 6 processes: set WORLD_SIZE=2."),
+    (4, [{"processes": 2}] * 2, "The nodes here start 2 × 2 = 4 processes: set WORLD_SIZE=2."),
+    (16, [EIGHT] * 2, "The nodes here start 2 × 8 = 16 processes: set WORLD_SIZE=2."),
+    (6, [{"processes": 4}, {"processes": 2}], "The nodes here start 4 + 2 = 6 processes: set WORLD_SIZE=2."),
     (4, [{"processes": 2}] * 3, ""),
     (4, [{"processes": 1}] * 2, ""),
     (2, [{"processes": 1}] * 2, ""),  # nobody is missing
@@ -279,7 +279,7 @@ def test_who_may_have_counted_processes_is_asked_unless_a_scheduler_gave_the_num
 def test_the_processes_of_a_node_beyond_the_expected_are_not_counted() -> None:
     membership = make_membership(4, doubtful=True)
     admit(membership, *(make_hello(rank, 4, processes=2) for rank in (0, 1)), make_hello(9, 10, processes=2))
-    assert membership.question.endswith("The nodes that are here start 2 × 2 = 4 processes: set WORLD_SIZE=2.")
+    assert membership.question.endswith("The nodes here start 2 × 2 = 4 processes: set WORLD_SIZE=2.")
 
 
 @pytest.mark.parametrize(("tries", "nonce"), [((0, 0), ""), ((0, 1), "of 1"), ((2, 1), "of 0")])

@@ -249,7 +249,9 @@ class Membership:
         asked = f"WORLD_SIZE={self.nodes} counts nodes. Was it meant to count"
         if len(here) > 1:
             made = f"{len(here)} × {here[0]}" if len(set(here)) == 1 else " + ".join(map(str, here))
-            told = f"{asked} processes? The nodes that are here start {made} = {self.nodes} processes: set WORLD_SIZE={len(here)}."
+            told = (
+                f"{asked} processes? The nodes here start {made} = {self.nodes} processes: set WORLD_SIZE={len(here)}."
+            )
             return told if sum(here) == self.nodes else ""
         kinds = {self.own.processes: "processes", len(self.own.gpus): "GPUs"}
         if kind := kinds.get(self.nodes):
