@@ -123,7 +123,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {}
 
 
-@pytest.mark.timeout(1800)  # up to a dozen starts in a row, of which each compiles its model anew
+@pytest.mark.timeout(1800)  # up to a dozen starts in a row, each of which compiles its model
 @pytest.mark.parametrize("nodes", KILLS)
 @pytest.mark.parametrize("loop", own_loops.LOOPS)
 def test_a_loop_killed_at_seeded_moments_ends_with_the_same_bits(

@@ -249,12 +249,12 @@ class Disk:
 @pytest.mark.parametrize(
     ("state", "after", "start"),
     [
-        ({}, 10, "a snapshot of step 10 or before, where the replays began"),
-        ({"clean": 8, "agreed": True}, 8, "a snapshot of step 8 or before, when all ranks agreed"),
+        ({}, 10, "from a snapshot of step 10 or before, where the replays began"),
+        ({"clean": 8, "agreed": True}, 8, "from a snapshot of step 8 or before, when all ranks agreed"),
         (
             {"clean": 0, "agreed": False},
             0,
-            "the beginning. If the job does not restart by itself, type the same command with --resume auto",
+            "where this run began. If the job does not restart by itself, type the same command with --resume auto",
         ),
     ],
 )
@@ -277,4 +277,4 @@ def test_a_loop_returns_at_most_to_where_its_replays_began(
         own.check(12, losses, (torch.ones(1, 1),), 1, disk)  # type: ignore[arg-type]
     assert disk.after == after
     assert own.state() == {"clean": after, "agreed": bool(state.get("agreed"))}
-    assert [line.partition("; ")[2] for line in context.said] == [f"the next attempt starts from {start}"]
+    assert [line.partition("; ")[2] for line in context.said] == [f"the next attempt starts {start}"]

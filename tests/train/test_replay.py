@@ -360,8 +360,8 @@ def test_a_training_says_whether_there_is_a_snapshot_to_return_to(there: bool, m
         go_back(training, error, gone_back=False)
     assert context.said == []
     assert str(caught.value) == (
-        "rank 0 computed wrongly, and there is no snapshot to return to; the next attempt starts from the "
-        "beginning. If the job does not restart by itself, type the same command with --resume auto"
+        "rank 0 computed wrongly, and there is no snapshot to return to; the next attempt starts where this "
+        "run began. If the job does not restart by itself, type the same command with --resume auto"
     )
 
 

@@ -311,7 +311,7 @@ def test_a_path_starts_a_new_run_from_it(tmp_path: Path) -> None:
     old = record("old")
     (old / "snapshots/step-00000025").mkdir(parents=True)
     run = choose(resume="runs/old")
-    assert run == Run(tmp_path / "runs/linear-20260102-030405", str(old), 1)
+    assert run == Run(tmp_path / "runs/linear-20260102-030405", str(old), 1, origin=str(old))
 
 
 def test_a_path_with_nothing_to_resume_is_refused_before_anything_starts() -> None:

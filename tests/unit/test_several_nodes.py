@@ -160,11 +160,14 @@ GO = Go(3, "lm-1", 2, 1, 2, 29_501, False, False, address="n0", interface=None)
         ("/other/run", 1, None, "/other/run"),
         ("/other/run", 1, 20, "auto"),
         ("auto", 0, 20, "auto"),
+        ("auto of /other/run", 2, None, "/other/run"),  # its own snapshots were set aside
     ],
 )
 def test_what_an_attempt_resumes_from(tmp_path: Path, resume: str, tries: int, snapshot: int | None, then: str) -> None:
-    go = dataclasses.replace(GO, tries=tries, snapshot=snapshot)
-    assert agree(job_of(), Node(Run(tmp_path / "guess", resume, 1)), go)[1].run.resume == then
+    origin = resume[resume.find("/") :] if "/" in resume else ""
+    run = Run(tmp_path / "guess", resume.split()[0], 1, origin=origin)
+    met = agree(job_of(), Node(run), dataclasses.replace(GO, tries=tries, snapshot=snapshot))[1].run
+    assert (met.resume, met.origin) == (then, origin)
 
 
 def test_fewer_nodes_than_before_get_ranks_without_gaps(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_our_workloads_are_started_again_three_times_and_a_script_when_asked(
         ("auto", True, "auto"),
         ("/old/run", True, "auto"),
         ("/old/run", False, "/old/run"),  # nothing of its own yet: it begins there again
+        ("auto of /old/run", False, "/old/run"),  # what it had of its own was set aside
     ],
 )
 def test_the_next_attempt_goes_on_where_there_is_something(
@@ -67,13 +68,14 @@ def test_the_next_attempt_goes_on_where_there_is_something(
 ) -> None:
     if snapshot:
         (tmp_path / "snapshots" / "step-00000009").mkdir(parents=True)
-    job, node = make_job(), Node(Run(tmp_path, resume, 4), (tried(),))
+    origin = resume[resume.find("/") :] if "/" in resume else ""
+    job, node = make_job(), Node(Run(tmp_path, resume.split()[0], 4, origin=origin), (tried(),))
     ending = Ending(judge([tried().outcome]))
     announce(job, node, ending, 4.0, 0.0)
     announce(job, node, ending, 0.0, 0.0)
     met = SingleNode().join(job, node, lambda: False)
     assert met
-    assert met[1].run == Run(tmp_path, following, 5)
+    assert met[1].run == Run(tmp_path, following, 5, origin=origin)
     said = capfd.readouterr().err
     assert "the workload failed: node 0 (n0), rank 1: ValueError: bad" in said
     assert "starting again in 4 s" in said

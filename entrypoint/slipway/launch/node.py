@@ -143,17 +143,13 @@ class SingleNode:
     spares: Sequence[tuple[int, str]] = ()
 
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
-        """The job and the node as the next attempt begins; None where a stop came between two of them.
-
-        Without a snapshot of its own, a run that began from another one does so again.
-        """
+        """The job and the node as the next attempt begins; None where a stop came between two of them."""
         if not node.tries:
             return job, node
         if stopped():
             return None
         run = node.run
-        resume = run.resume if run.newest_step is None and run.resume != "none" else "auto"
-        run = dataclasses.replace(run, attempt=run.attempt + 1, resume=resume)
+        run = dataclasses.replace(run, attempt=run.attempt + 1, resume=run.resumes_again(run.newest_step))
         return with_free_port(job), dataclasses.replace(node, run=run)
 
     def has_enough(self) -> bool:

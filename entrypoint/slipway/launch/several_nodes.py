@@ -238,10 +238,9 @@ def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
     if go.interface:
         plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
-    resume = node.run.resume
-    if (go.tries or topology.may_have_begun) and (go.snapshot is not None or resume == "none"):
-        resume = "auto"  # but a job that began from another run, and has no snapshot of its own yet, does so again
-    run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run)
+    again = go.tries or topology.may_have_begun
+    resume = node.run.resumes_again(go.snapshot) if again else node.run.resume
+    run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run, origin=node.run.origin)
     missed = max(0, go.tries - len(node.tries))
     ledger = node.ledger if node.tries and node.place != SPARE else go.ledger
     node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)

@@ -56,13 +56,18 @@ class Run(RunDirectory):
     """The run directory of this job, and what its workers are to resume from: `none`, `auto` or a path.
 
     `attempt` is the one that begins. `shared`: whether all nodes see the same directory. `own`: whether this job made it before
-    it was requeued.
+    it was requeued. `origin`: the path of another run or of its snapshot from which this run began; empty where there is none.
     """
 
     resume: str
     attempt: int
     shared: bool = True
     own: bool = False
+    origin: str = ""
+
+    def resumes_again(self, newest: int | None) -> str:
+        """What another attempt resumes from, with the `newest` step of the run: without any it begins where it began at first."""
+        return self.origin if newest is None and self.origin else "auto"
 
     @property
     def identity(self) -> tuple[int, int] | None:
@@ -187,7 +192,8 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         path = newest
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
-    resume = resume if resume in ("auto", "none") else str(Path(resume).absolute())
+    origin = "" if resume in ("auto", "none") else str(Path(resume).absolute())
+    resume = origin or resume
     directory = RunDirectory(path)
     record = directory.record
     own = plan.topology.may_have_begun and record.job == plan.topology.job is not None
@@ -195,7 +201,7 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         resume = (
             "auto"  # a job that was requeued, or whose pod was replaced, resumes its own run, whatever it began from
         )
-    return Run(path, resume, _attempt_of(plan, directory, record, resume), own=own)
+    return Run(path, resume, _attempt_of(plan, directory, record, resume), own=own, origin=origin)
 
 
 def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = "none") -> int:

@@ -148,7 +148,7 @@ class Replays:
         other = self._context.place.resume
         if other in ("none", "auto"):
             again = "If the job does not restart by itself, type the same command with --resume auto"
-            return f"the next attempt starts from the beginning. {again}"
+            return f"the next attempt starts where this run began. {again}"
         return f"{other} may contain wrong numbers, too: type --resume with a snapshot of step {self.clean} or before"
 
     def state(self) -> dict[str, Any]:
