@@ -30,8 +30,8 @@ def run_check(as_json: bool, local: bool, burn: int | None, **options: Any) -> N
     own findings, and the problems of the others.
 
     Exit code 0: nothing is wrong with this node, except for warnings. 77: this node is unhealthy (GPU, driver, /dev/shm,
-    disk). 78: wrong configuration, or the nodes cannot connect or communicate. Peers of an unhealthy node show its findings
-    and end with 0.
+    disk). 78: wrong configuration, or the nodes cannot connect or communicate. Peers of a node whose own
+    checks find it unhealthy show its findings and end with 0.
     """
     from slipway.check.examination import examine, look_at_host
     from slipway.check.finding import exit_code, findings_lines
