@@ -51,7 +51,7 @@ def type_in(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.core
+@pytest.mark.pull
 @pytest.mark.timeout(1200)  # three trainings and more, on a machine that does other things
 def test_make_run_is_calm_and_everything_that_it_tells_to_type_works(terminal: Open) -> None:
     shown = terminal("make", "--no-print-directory", "run", f"ARGS={SHORT}", folder=ROOT, **WITHOUT_ENGINE)

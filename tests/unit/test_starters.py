@@ -63,6 +63,15 @@ def test_a_file_in_the_current_folder_is_no_launcher_whatever_its_name(slipway: 
     assert slipway("plan", "--no-python", "./composer", "t.py").code == 0
 
 
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A program `python`, which some systems lack: they have only `python3`."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("python")
 @pytest.mark.parametrize(
     "words", [["--no-python", "python", "t.py"], ["--no-python", "sh", "-c", "python t.py"], ["t.py", "python"]]
 )
@@ -71,6 +80,7 @@ def test_a_program_that_is_to_be_started_as_it_is_is_started(slipway: Slipway, w
     assert slipway("plan", *words).code == 0
 
 
+@pytest.mark.usefixtures("python")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
