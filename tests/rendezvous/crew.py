@@ -44,11 +44,11 @@ class Process:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             line = self._process.stdout.readline()
-            assert line, f"ended without go: {self.log}"
+            assert line, f"ended before the start: {self.log}"
             self.log += line
-            if line.startswith('{"go"'):
-                return dict(json.loads(line)["go"])
-        raise AssertionError(f"no go: {self.log}")
+            if line.startswith('{"start"'):
+                return dict(json.loads(line)["start"])
+        raise AssertionError(f"no start: {self.log}")
 
     def send(self, number: signal.Signals) -> None:
         """A signal, such as SIGSTOP."""

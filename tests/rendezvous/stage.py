@@ -13,7 +13,7 @@ from typing import Any
 
 from slipway.launch.rendezvous.codec import decode, encode
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import Go, Hello, Here, NodeInfo, Ping, Pong, Probe, Probed, Start
+from slipway.launch.rendezvous.messages import AttemptStart, Hello, Here, NodeInfo, Ping, Pong, Probe, Probed, Start
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule
 from slipway.launch.verdict.restarts import Ending
@@ -46,7 +46,7 @@ class Launcher(threading.Thread):
     stopped: Callable[[], bool] = lambda: False
     rule: Rule = lambda verdict, leaving: Ending(verdict)
     more: dict[str, Any] = field(default_factory=dict)
-    go: Go | None = None
+    begun: AttemptStart | None = None
     ending: Ending | None = None
     error: LaunchError | None = None
     lines: list[str] = field(default_factory=list)
@@ -59,8 +59,8 @@ class Launcher(threading.Thread):
     def run(self) -> None:
         try:
             with self.open() as rendezvous:
-                self.go = rendezvous.join(self.info, self.stopped)
-                if self.go:
+                self.begun = rendezvous.join(self.info, self.stopped)
+                if self.begun:
                     rank = self.info.node_rank
                     outcome = self.work(rendezvous) if self.work else make_outcome(rank)
                     self.ending = rendezvous.report(outcome, self.rule) if outcome else None
@@ -157,7 +157,7 @@ def connection_to(port: int) -> socket.socket | None:
 
 
 def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float = 0.0) -> None:
-    """Take part until go, with an honest ring port; nothing that comes afterwards is answered."""
+    """Take part until the start, with an honest port of the neighbour check; nothing that comes afterwards is answered."""
     client.send(answer_neighbour(client, make_info(node_rank, nodes), clock))
     client.wait_for(Start)
 

@@ -1,6 +1,6 @@
 """A launcher without torchrun, as a process: `python stub.py JSON`. It prints what a launcher says and one last JSON line.
 
-The job after go is a sleep of `seconds`, cut short by news of another node; `fail` is the evidence of a failure.
+The job after the start is a sleep of `seconds`, cut short by news of another node; `fail` is the evidence of a failure.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
                 heartbeat=float(str(more.get("heartbeat", 30.0))),
             )
         ) as rendezvous:
-            go = rendezvous.join(info)
-            assert go is not None
-            print(json.dumps({"go": dataclasses.asdict(go)}), flush=True)
+            start = rendezvous.join(info)
+            assert start is not None
+            print(json.dumps({"start": dataclasses.asdict(start)}), flush=True)
             ended = work(rendezvous, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
             verdict = rendezvous.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
             print("\n".join(block(verdict)), flush=True)

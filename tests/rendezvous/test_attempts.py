@@ -14,9 +14,9 @@ from waiting import PATIENCE, wait_until
 from slipway.launch.rendezvous import coordinator
 from slipway.launch.rendezvous.client import Client
 from slipway.launch.rendezvous.link import Link
-from slipway.launch.rendezvous.messages import Go, NodeInfo, Start
+from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo, Start
+from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Ending
 from slipway.protocol.errors import LaunchError
@@ -69,7 +69,7 @@ class Crew:
     def join(self, *ranks: int, **infos: Any) -> dict[int, Any]:
         """Join, with changes to the infos by `node0`, `node1` …; what each got."""
 
-        def act(rank: int, rendezvous: Rendezvous) -> Go | None:
+        def act(rank: int, rendezvous: Rendezvous) -> AttemptStart | None:
             return rendezvous.join(make_info(rank, infos.get("text", self._nodes), **infos.get(f"node{rank}", {})))
 
         return self.all(act, *ranks)
@@ -124,14 +124,21 @@ def crew(launcher: Make) -> Iterator[Callable[..., Crew]]:
 def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(crew: Callable[..., Crew]) -> None:
     job = crew(2)
     job.open(0, 1)
-    assert {go.attempt for go in job.join().values()} == {1}
+    assert {start.attempt for start in job.join().values()} == {1}
     job.close(1)
     job.wait_for_news(0)
     assert job.report("peer")[0].pause == 0.0
     job.open(1)
     veteran = {"attempt": 1, "tries": 1, "failures": 1, "reached": 25, "snapshot": 20}
-    for go in job.join(node0=veteran, node1={"snapshot": 999, "failures": 3, "reached": 999}).values():
-        assert (go.attempt, go.run, go.tries, go.failures, go.reached, go.snapshot) == (2, "linear-of-0", 1, 1, 25, 20)
+    for start in job.join(node0=veteran, node1={"snapshot": 999, "failures": 3, "reached": 999}).values():
+        assert (start.attempt, start.run, start.tries, start.failures, start.reached, start.snapshot) == (
+            2,
+            "linear-of-0",
+            1,
+            1,
+            25,
+            20,
+        )
 
 
 def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Callable[..., Crew]) -> None:
@@ -146,9 +153,9 @@ def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Calla
     job.open(0)
     stayed = {"attempt": 1, "tries": 1, "failures": 1, "reached": 45, "run": "linear-of-0", "snapshot": 40}
     fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty."}
-    gos = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
-    assert {(go.attempt, go.run, go.snapshot) for go in gos.values()} == {(2, "linear-of-0", 40)}
-    assert {(go.tries, go.failures, go.reached) for go in gos.values()} == {(1, 1, 45)}
+    starts = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
+    assert {(start.attempt, start.run, start.snapshot) for start in starts.values()} == {(2, "linear-of-0", 40)}
+    assert {(start.tries, start.failures, start.reached) for start in starts.values()} == {(1, 1, 45)}
 
 
 @pytest.mark.parametrize("met", [True, False])
@@ -180,27 +187,29 @@ def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
     """It was frozen just then, and its own server gave it up."""
     read, missed = Client._read_start, []
 
-    def miss_once(self: Client, start: Start, link: Link, info: NodeInfo, ring: Ring) -> Go:
+    def miss_once(self: Client, start: Start, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> AttemptStart:
         if info.node_rank == 0 and not missed:
             missed.append(start.attempt)
             raise ConnectionResetError
-        return read(self, start, link, info, ring)
+        return read(self, start, link, info, neighbours)
 
     monkeypatch.setattr(Client, "_read_start", miss_once)
     job = crew(2)
     job.open(0, 1)
 
-    def join(rank: int, rendezvous: Rendezvous) -> Go | None:
-        go = rendezvous.join(make_info(rank, 2))
-        if rank == 1 and go:
+    def join(rank: int, rendezvous: Rendezvous) -> AttemptStart | None:
+        start = rendezvous.join(make_info(rank, 2))
+        if rank == 1 and start:
             outcome = make_outcome(rank, "peer")
             assert rendezvous.report(outcome, AGAIN).verdict.first.node_rank == 0
-            go = rendezvous.join(make_info(rank, 2, attempt=go.attempt, tries=1, nonce=go.nonce, run=go.run))
-        return go
+            start = rendezvous.join(
+                make_info(rank, 2, attempt=start.attempt, tries=1, nonce=start.nonce, run=start.run)
+            )
+        return start
 
-    gos = job.all(join)
+    starts = job.all(join)
     assert missed == [1]
-    assert {rank: go.attempt for rank, go in gos.items()} == {0: 2, 1: 2}
+    assert {rank: start.attempt for rank, start in starts.items()} == {0: 2, 1: 2}
 
 
 def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> None:
@@ -271,19 +280,23 @@ def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Call
     job = crew(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
-    gos = job.begin_to_join(0, 1, text="2:3")
+    starts = job.begin_to_join(0, 1, text="2:3")
     assert job.join(2, text="2:3")[2].code == 75
     job.set_window(0.0)
-    assert {rank: go.nodes for rank, go in gos().items()} == {0: 2, 1: 2}
+    assert {rank: start.nodes for rank, start in starts().items()} == {0: 2, 1: 2}
 
 
 def test_an_elastic_job_starts_with_what_came_within_the_window(crew: Callable[..., Crew]) -> None:
     job = crew(4, least=2, window=600.0)
     job.open(0, 1, 3)
-    gos = job.begin_to_join(text="2:4")
+    starts = job.begin_to_join(text="2:4")
     job.wait_for_nodes(3)
     job.set_window(0.0)
-    assert {rank: (go.nodes, go.group_rank) for rank, go in gos().items()} == {0: (3, 0), 1: (3, 1), 3: (3, 2)}
+    assert {rank: (start.nodes, start.group_rank) for rank, start in starts().items()} == {
+        0: (3, 0),
+        1: (3, 1),
+        3: (3, 2),
+    }
 
 
 def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew]) -> None:
@@ -300,7 +313,7 @@ def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew])
 def test_who_is_complete_waits_for_no_window(crew: Callable[..., Crew], least: int, nodes: int) -> None:
     job = crew(nodes, least=least, window=600.0)
     job.open(0, 1)
-    assert {go.nodes for go in job.join().values()} == {2}
+    assert {start.nodes for start in job.join().values()} == {2}
 
 
 def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_next_attempt(
@@ -313,15 +326,15 @@ def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_ne
     job.wait_for_news(0)
     job.report("peer")
     job.set_window(0.0)
-    gos = job.join(node0={"tries": 1}, node2={"tries": 1})
-    assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 2: 1}
+    starts = job.join(node0={"tries": 1}, node2={"tries": 1})
+    assert {rank: start.group_rank for rank, start in starts.items()} == {0: 0, 2: 1}
     job.set_window(600.0)
     job.open(1)
     newcomer = job.begin_to_join(1)
     wait_until(lambda: any("joins at the next attempt" in line for line in job.lines[0]), "the newcomer")
     job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
-    gos = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2}) | newcomer()
-    assert {rank: (go.nodes, go.attempt) for rank, go in gos.items()} == dict.fromkeys(range(3), (3, 3))
+    starts = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2}) | newcomer()
+    assert {rank: (start.nodes, start.attempt) for rank, start in starts.items()} == dict.fromkeys(range(3), (3, 3))
 
 
 def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: Callable[..., Crew]) -> None:
@@ -369,8 +382,8 @@ def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Call
     job.join()
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     job.report("stopped")
-    gos = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
-    assert {go.nodes for go in gos.values()} == {2}
+    starts = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
+    assert {start.nodes for start in starts.values()} == {2}
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 2)])
@@ -398,8 +411,10 @@ def test_the_others_wait_for_every_replacement_node_0_included(
     veteran = {"tries": 1, "attempt": 1, "snapshot": 20, "run": "linear-of-0"}
     stayed = job.begin_to_join(*job.rendezvous, **{f"node{rank}": veteran for rank in job.rendezvous})
     job.open(*told)
-    gos = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran) | stayed()
-    assert [(go.run, go.attempt, go.snapshot, go.nodes) for go in gos.values()] == [("linear-of-0", 2, 20, 3)] * 3
+    starts = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran) | stayed()
+    assert [(start.run, start.attempt, start.snapshot, start.nodes) for start in starts.values()] == [
+        ("linear-of-0", 2, 20, 3)
+    ] * 3
 
 
 @pytest.mark.parametrize(
@@ -447,8 +462,8 @@ def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_r
     assert leaves()[asked].code == 75
     job.close(asked)
     job.open(asked, 2)
-    gos = job.join(asked, 2) | waits()
-    assert {rank: go.nodes for rank, go in gos.items()} == dict.fromkeys(range(3), 3)
+    starts = job.join(asked, 2) | waits()
+    assert {rank: start.nodes for rank, start in starts.items()} == dict.fromkeys(range(3), 3)
 
 
 def test_a_sick_node_that_will_be_replaced_leaves_alone(crew: Callable[..., Crew]) -> None:
@@ -471,25 +486,28 @@ def agree_or_watch(rank: int, rendezvous: Rendezvous) -> Ending | None:
 def join_with_a_spare_node(job: Crew) -> dict[int, Any]:
     """Any two of the three nodes are enough to start, so node 2 is the spare only where it comes after the others."""
     job.open(0, 1)
-    gos = job.join()
+    starts = job.join()
     job.open(2)
-    return gos | job.join(2)
+    return starts | job.join(2)
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(crew: Callable[..., Crew]) -> None:
     job = crew(2, spares=1)
-    assert {rank: go.group_rank for rank, go in join_with_a_spare_node(job).items()} == {0: 0, 1: 1, 2: -1}
+    assert {rank: start.group_rank for rank, start in join_with_a_spare_node(job).items()} == {0: 0, 1: 1, 2: -1}
     job.close(1)
     job.wait_for_news(0)
     endings = job.all(agree_or_watch)
     assert endings[0] == endings[2]
     assert (endings[2].verdict.word, endings[2].verdict.first.node_rank) == ("lost", 1)
-    gos = job.join(node0=VETERAN | {"place": 0}, node2=VETERAN)
-    assert {rank: (go.attempt, go.nodes, go.group_rank) for rank, go in gos.items()} == {0: (2, 2, 0), 2: (2, 2, 1)}
-    assert any(note.startswith("node 2 (") and "takes place 1 of 2" in note for note in gos[0].notes)
+    starts = job.join(node0=VETERAN | {"place": 0}, node2=VETERAN)
+    assert {rank: (start.attempt, start.nodes, start.group_rank) for rank, start in starts.items()} == {
+        0: (2, 2, 0),
+        2: (2, 2, 1),
+    }
+    assert any(note.startswith("node 2 (") and "takes place 1 of 2" in note for note in starts[0].notes)
     job.open(1)
     late = job.join(1)[1]
-    assert (late.attempt, late.run, late.nonce, late.group_rank) == (2, gos[0].run, gos[0].nonce, -1)
+    assert (late.attempt, late.run, late.nonce, late.group_rank) == (2, starts[0].run, starts[0].nonce, -1)
     job.close(1)
     wait_until(lambda: any(line.startswith("spare node 1 (") for line in job.lines[0]), "a line about the spare node")
     assert [job.rendezvous[rank].news for rank in (0, 2)] == [None, None]
@@ -501,8 +519,8 @@ def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew:
     early = job.begin_to_join(0)
     assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
     job.open(1)
-    gos = job.join(1) | early()
-    assert {rank: go.group_rank for rank, go in gos.items()} == {0: 0, 1: 1}
+    starts = job.join(1) | early()
+    assert {rank: start.group_rank for rank, start in starts.items()} == {0: 0, 1: 1}
     assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
     assert job.rendezvous[1].news is None
 

@@ -157,8 +157,8 @@ def test_the_earliest_failure_counts_by_one_clock(launcher: Make, port: int, ahe
         verdict = astray.wait_for(Ending).verdict
     node0.join(10)
     assert verdict.first.evidence == "first"
-    assert node0.go is not None
-    assert "clock" in "\n".join(node0.go.notes)
+    assert node0.begun is not None
+    assert "clock" in "\n".join(node0.begun.notes)
 
 
 def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, port: int) -> None:

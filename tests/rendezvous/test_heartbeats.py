@@ -12,7 +12,7 @@ from stage import Client, Launcher, make_info, make_outcome, take_part
 from test_endings import hear_of_others
 from waiting import wait_until
 
-from slipway.launch.rendezvous import coordinator, ring
+from slipway.launch.rendezvous import coordinator, neighbour_check
 from slipway.launch.rendezvous import messages as wire
 
 Make = Callable[..., Launcher]
@@ -49,14 +49,14 @@ def test_a_launcher_that_falls_silent_while_waiting_is_removed(launcher: Make, p
     assert (node0.code, second.code) == (0, 0)
 
 
-def test_a_launcher_that_freezes_while_the_ring_is_tested_is_missing_and_not_misconfigured(
+def test_a_launcher_that_freezes_while_the_neighbours_are_tested_is_missing_and_not_misconfigured(
     launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node0 = launcher(0, 2)
     node0.start()
     with Client(port) as silent:
         with monkeypatch.context() as quick:
-            for module in (coordinator, ring):
+            for module in (coordinator, neighbour_check):
                 quick.setattr(module, "PROBE_SECONDS", 1.0)
             assert isinstance(silent.introduce(make_info(1, 2)), wire.Welcome)
             silent.wait_for(wire.Probe)
@@ -106,7 +106,7 @@ def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missin
     node0 = launcher(0, 2, work=lambda rendezvous: over.wait(20) and make_outcome(0), more={"least": 1})
     newcomer = launcher(1, 2, timeout=1.5)
     node0.start()
-    wait_until(lambda: node0.go, "the start")
+    wait_until(lambda: node0.begun, "the start")
     newcomer.start()
     time.sleep(4.5)
     assert newcomer.is_alive()

@@ -17,7 +17,7 @@ from slipway.launch.verdict.verdict import Outcome
 Make = Callable[..., Launcher]
 
 
-def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start(launcher: Make, port: int) -> None:
+def test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_in_the_start(launcher: Make, port: int) -> None:
     node0 = launcher(0, 2, more={"least": 1, "window": 15.0})
     node0.start()
     with Client(port) as leaver:
@@ -26,8 +26,8 @@ def test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_s
         leaver.socket.sendall(encode(probed) + encode(wire.Stopping("SIGTERM", "SIGTERM")))
         assert leaver.wait_for(wire.End).code == 75
         node0.join(60)
-    assert node0.go is not None
-    assert (node0.go.nodes, node0.code) == (1, 0)
+    assert node0.begun is not None
+    assert (node0.begun.nodes, node0.code) == (1, 0)
 
 
 def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_wait(launcher: Make, port: int) -> None:

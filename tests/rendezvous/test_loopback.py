@@ -19,8 +19,8 @@ from slipway.check.finding import ok
 from slipway.launch.rendezvous import coordinator
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.config import RendezvousConfig
+from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.rendezvous.ring import Ring
 from slipway.launch.resolve import runtimes
 from slipway.launch.resolve.connectivity import listen
 from slipway.launch.verdict.verdict import Outcome
@@ -33,10 +33,10 @@ def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: i
     crew = [launcher(rank, 4, info={"attempt": rank}) for rank in range(4)]
     play(*crew)
     for rank, one in enumerate(crew):
-        assert one.go is not None, one.log
-        assert (one.go.group_rank, one.go.nodes, one.go.attempt, one.go.run) == (rank, 4, 4, "linear-of-0")
-        assert (one.go.address, one.go.port, one.go.processes) == (LOOPBACK, port + 1, 2)
-        assert (one.go.shared, one.go.interface, one.go.notes) == (True, "lo", ())
+        assert one.begun is not None, one.log
+        assert (one.begun.group_rank, one.begun.nodes, one.begun.attempt, one.begun.run) == (rank, 4, 4, "linear-of-0")
+        assert (one.begun.address, one.begun.port, one.begun.processes) == (LOOPBACK, port + 1, 2)
+        assert (one.begun.shared, one.begun.interface, one.begun.notes) == (True, "lo", ())
         assert one.code == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -57,8 +57,11 @@ def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make
 def test_each_launcher_goes_to_the_address_at_which_it_found_node_0(launcher: Make) -> None:
     crew = [launcher(rank, 2, address="localhost") for rank in range(2)]
     play(*crew)
-    assert [one.go and one.go.address for one in crew] == ["localhost", LOOPBACK]  # node 0's own name for itself stays
-    first, second = (one.go.nonce for one in crew if one.go)
+    assert [one.begun and one.begun.address for one in crew] == [
+        "localhost",
+        LOOPBACK,
+    ]  # node 0's own name for itself stays
+    first, second = (one.begun.nonce for one in crew if one.begun)
     assert first == second != ""
 
 
@@ -78,7 +81,7 @@ def test_paths_may_differ_per_node_and_other_names_at_their_end_are_a_warning(
     crew = [launcher(rank, 2, info={"run_dir": path}) for rank, path in enumerate(paths)]
     play(*crew)
     assert [one.code for one in crew] == [0, 0]
-    assert sum("--run-dir (a path)" in note for one in crew if one.go for note in one.go.notes) == warned
+    assert sum("--run-dir (a path)" in note for one in crew if one.begun for note in one.begun.notes) == warned
 
 
 def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_taken_in(launcher: Make) -> None:
@@ -141,7 +144,7 @@ def test_either_node_may_start_first(launcher: Make, late: int, monkeypatch: pyt
 def test_a_folder_that_is_not_shared_is_noticed(launcher: Make, tmp_path: Path) -> None:
     crew = [launcher(rank, 2, folder=tmp_path / str(rank)) for rank in range(2)]
     play(*crew)
-    assert [one.go and one.go.shared for one in crew] == [False, False]
+    assert [one.begun and one.begun.shared for one in crew] == [False, False]
 
 
 def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +162,18 @@ def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, mon
 def test_a_folder_that_some_share_is_named(launcher: Make, tmp_path: Path) -> None:
     crew = [launcher(rank, 3, folder=tmp_path / str(rank // 2)) for rank in range(3)]
     play(*crew)
-    assert crew[2].go is not None
-    assert not crew[2].go.shared
-    assert "only nodes 0, 1 share a run directory" in crew[2].go.notes[0]
+    assert crew[2].begun is not None
+    assert not crew[2].begun.shared
+    assert "only nodes 0, 1 share a run directory" in crew[2].begun.notes[0]
 
 
 def test_a_store_port_in_use_is_replaced(launcher: Make, port: int) -> None:
     crew = [launcher(rank, 2) for rank in range(2)]
     with listen(port + 1):
         play(*crew)
-    assert crew[0].go is not None
-    assert crew[1].go is not None
-    assert crew[0].go.port == crew[1].go.port != port + 1
+    assert crew[0].begun is not None
+    assert crew[1].begun is not None
+    assert crew[0].begun.port == crew[1].begun.port != port + 1
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a Service", "no Service"])
@@ -263,8 +266,8 @@ def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
         other.shutdown(socket.SHUT_RDWR)
     assert [one.code for one in crew] == [0, 0], crew[1].log
     assert f"job.test:{port} (127.0.0.2, 127.0.0.3, 127.0.0.1) does not answer" in crew[1].log
-    assert crew[1].go
-    assert crew[1].go.address == LOOPBACK
+    assert crew[1].begun
+    assert crew[1].begun.address == LOOPBACK
 
 
 @pytest.mark.parametrize(("more", "codes"), [((), [CONFIGURATION] * 2), ((LOOPBACK,), [0, 0])])
@@ -297,8 +300,8 @@ def test_a_name_that_leads_elsewhere_at_first_is_resolved_again(
     crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
     play(*crew)
     assert [one.code for one in crew] == [0, 0], crew[1].log
-    assert crew[1].go
-    assert crew[1].go.address == LOOPBACK
+    assert crew[1].begun
+    assert crew[1].begun.address == LOOPBACK
 
 
 def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
@@ -351,9 +354,9 @@ def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) 
     crew = [launcher(rank, 2, info={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
     play(*crew)
     for one in crew:
-        assert one.go is not None, one.log
-        assert one.go.processes == 6
-        assert "processes per node" in "\n".join(one.go.notes)
+        assert one.begun is not None, one.log
+        assert one.begun.processes == 6
+        assert "processes per node" in "\n".join(one.begun.notes)
 
 
 def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
@@ -361,9 +364,9 @@ def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
     play(*crew)
     for one in crew:
         assert one.code == 0
-        assert one.go is not None
-        assert one.go.notes[0].startswith("warning:")
-        assert "581" in "\n".join(one.go.notes)
+        assert one.begun is not None
+        assert one.begun.notes[0].startswith("warning:")
+        assert "581" in "\n".join(one.begun.notes)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +488,7 @@ def test_a_stop_while_waiting_ends_the_wait(launcher: Make, node_rank: int) -> N
     alone.start()
     alone.join(60)
     assert not alone.is_alive()
-    assert (alone.go, alone.error) == (None, None)
+    assert (alone.begun, alone.error) == (None, None)
 
 
 def test_a_node_that_leaves_while_waiting_is_missing_again(launcher: Make, port: int) -> None:
@@ -522,13 +525,13 @@ def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> 
 def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
     launcher: Make, runtime: str, failing: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, visits = Ring._visit, []
+    visit, visits = NeighbourCheck._visit, []
 
-    async def blocked(ring: Ring, probe: wire.Probe) -> str:
+    async def blocked(neighbours: NeighbourCheck, probe: wire.Probe) -> str:
         visits.append(probe.round)
-        return "no answer" if len(set(visits)) <= failing else await visit(ring, probe)
+        return "no answer" if len(set(visits)) <= failing else await visit(neighbours, probe)
 
-    monkeypatch.setattr(Ring, "_visit", blocked)
+    monkeypatch.setattr(NeighbourCheck, "_visit", blocked)
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
     crew = [launcher(rank, 2, info={"runtime": runtime}) for rank in range(2)]
     play(*crew)
@@ -547,7 +550,7 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     node0 = launcher(0, 2, info={"runtime": runtime})
     node0.start()
     with Client(port) as behind_nat:
-        behind_nat.introduce(make_info(1, 2))  # its ring port is 1, where nothing listens
+        behind_nat.introduce(make_info(1, 2))  # its port for the neighbour is 1, where nothing listens
         for _ in range(2):  # once may be a network that was away for a moment
             probe = behind_nat.wait_for(wire.Probe)
             behind_nat.send(wire.Probed(probe.round, "", True))
@@ -576,9 +579,9 @@ def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
         rank = one.info.node_rank
         with one.open() as rendezvous:
             for attempt in (1, 2, 3):
-                go = rendezvous.join(make_info(rank, 2, attempt=attempt - 1))
-                assert go is not None
-                assert (go.attempt, rendezvous.news) == (attempt, None)
+                start = rendezvous.join(make_info(rank, 2, attempt=attempt - 1))
+                assert start is not None
+                assert (start.attempt, rendezvous.news) == (attempt, None)
                 looked.wait()
                 word = "finished" if attempt == 3 else "failed" if rank else "peer"
                 codes[rank].append(rendezvous.report(make_outcome(rank, word), one.rule).verdict.code(rank))

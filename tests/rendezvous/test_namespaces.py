@@ -111,18 +111,18 @@ def hosts(net: Net) -> list[str]:
 
 def test_hosts_agree_and_use_the_interface_that_leads_to_the_others(net: Net, hosts: list[str]) -> None:
     crew = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(hosts)]
-    gos = [process.wait_for_go() for process in crew]
+    starts = [process.wait_for_go() for process in crew]
     assert [process.finish() for process in crew] == [0, 0, 0]
-    assert [go["interface"] for go in gos] == ["fabric0", "fabric0", "fabric0"]
-    assert [go["shared"] for go in gos] == [False, False, False]
+    assert [start["interface"] for start in starts] == ["fabric0", "fabric0", "fabric0"]
+    assert [start["shared"] for start in starts] == [False, False, False]
 
 
 def test_two_launchers_on_node_0s_host_beside_one_elsewhere_never_use_loopback(net: Net, hosts: list[str]) -> None:
     places = [hosts[0], hosts[0], hosts[1]]
     crew = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(places)]
-    gos = [process.wait_for_go() for process in crew]
+    starts = [process.wait_for_go() for process in crew]
     assert [process.finish() for process in crew] == [0, 0, 0]
-    assert [go["interface"] for go in gos] == ["fabric0", "fabric0", "fabric0"]
+    assert [start["interface"] for start in starts] == ["fabric0", "fabric0", "fabric0"]
 
 
 def test_one_published_port_is_not_enough_and_all_are_told_what_is(net: Net) -> None:
@@ -220,6 +220,6 @@ def test_ipv6_hosts_agree_too(net: Net, hosts: list[str]) -> None:
     for number, host in enumerate(hosts[:2]):
         ip(f"-n {host} addr add fd77::{number + 2}/64 dev fabric0 nodad")
     crew = [net.launch(hosts[rank], rank, 2, address="fd77::2") for rank in range(2)]
-    gos = [process.wait_for_go() for process in crew]
+    starts = [process.wait_for_go() for process in crew]
     assert [process.finish() for process in crew] == [0, 0]
-    assert [go["interface"] for go in gos] == ["fabric0", "fabric0"]
+    assert [start["interface"] for start in starts] == ["fabric0", "fabric0"]

@@ -8,7 +8,7 @@ import pytest
 from stage import Launcher, make_info, make_outcome
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.rendezvous.messages import Go
+from slipway.launch.rendezvous.messages import AttemptStart
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.restarts import Ending
 
@@ -32,21 +32,21 @@ class Job:
         for rank in ranks:
             self.rendezvous.pop(rank).__exit__()
 
-    def join(self, infos: dict[int, dict[str, Any]]) -> dict[int, Go]:
+    def join(self, infos: dict[int, dict[str, Any]]) -> dict[int, AttemptStart]:
         """Let the launchers of these ranks join, with changes to their node infos; what each was told."""
-        gos: dict[int, Go] = {}
+        starts: dict[int, AttemptStart] = {}
 
         def run(rank: int) -> None:
-            if go := self.rendezvous[rank].join(make_info(rank, 2, **infos[rank])):
-                gos[rank] = go
+            if start := self.rendezvous[rank].join(make_info(rank, 2, **infos[rank])):
+                starts[rank] = start
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in infos]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert gos.keys() == infos.keys(), self.lines
-        return gos
+        assert starts.keys() == infos.keys(), self.lines
+        return starts
 
 
 @pytest.fixture
@@ -54,8 +54,12 @@ def job(launcher: Callable[..., Launcher]) -> Iterator[Job]:
     """Nodes 0 and 1 run the first attempt, and node 2 is a spare node that both know of."""
     made = Job(launcher)
     made.open(0, 1, 2)
-    gos = made.join({0: {}, 1: {}, 2: {}})
-    assert {rank: (go.group_rank, go.leader) for rank, go in gos.items()} == {0: (0, 0), 1: (1, 0), 2: (-1, 0)}
+    starts = made.join({0: {}, 1: {}, 2: {}})
+    assert {rank: (start.group_rank, start.leader) for rank, start in starts.items()} == {
+        0: (0, 0),
+        1: (1, 0),
+        2: (-1, 0),
+    }
     others = [made.rendezvous[rank]._client for rank in (1, 2)]
     wait_until(lambda: all(client._successors for client in others), "the name of the successor")
     yield made
@@ -74,9 +78,12 @@ def lose_node_0(job: Job) -> dict[int, dict[str, Any]]:
 
 
 def test_a_spare_node_leads_in_the_place_of_node_0_and_a_new_node_0_becomes_a_spare_node(job: Job) -> None:
-    gos = job.join(lose_node_0(job))
-    assert {rank: (go.attempt, go.group_rank, go.leader) for rank, go in gos.items()} == {1: (2, 1, 2), 2: (2, 0, 2)}
-    assert {(go.run, go.snapshot) for go in gos.values()} == {("linear-of-0", 40)}
+    starts = job.join(lose_node_0(job))
+    assert {rank: (start.attempt, start.group_rank, start.leader) for rank, start in starts.items()} == {
+        1: (2, 1, 2),
+        2: (2, 0, 2),
+    }
+    assert {(start.run, start.snapshot) for start in starts.values()} == {("linear-of-0", 40)}
     assert any("this node leads the job in its place" in line for line in job.lines[2]), job.lines
     job.open(0)
     late = job.join({0: {"run": "linear-of-later"}})[0]
@@ -88,6 +95,6 @@ def test_a_new_node_0_that_starts_at_once_is_in_the_same_attempt_as_the_others(j
     """Whether they find it or its successor first."""
     infos = lose_node_0(job)
     job.open(0)
-    gos = job.join({0: {"run": "linear-of-later"}, **infos})
-    assert len({(go.attempt, go.run, go.leader) for go in gos.values()}) == 1, job.lines
-    assert sorted(go.group_rank for go in gos.values()) == [-1, 0, 1]
+    starts = job.join({0: {"run": "linear-of-later"}, **infos})
+    assert len({(start.attempt, start.run, start.leader) for start in starts.values()}) == 1, job.lines
+    assert sorted(start.group_rank for start in starts.values()) == [-1, 0, 1]

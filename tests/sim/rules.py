@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.launch.hangs.hang import Hang
-from slipway.launch.rendezvous.messages import Go, NodeInfo
+from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.run import Run
 from slipway.launch.run_directory.run_lock import TOUCH
@@ -78,7 +78,7 @@ class Rules:
         self._known: dict[Launcher, Known] = defaultdict(Known)
         self._newest: dict[Path, Attempt] = {}  # that a run directory has seen
         self._writers: dict[Path, Launcher] = {}
-        self._visits: set[tuple[str, str]] = set()  # who reached whose ring listener since the last start
+        self._visits: set[tuple[str, str]] = set()  # who reached whose neighbour since the last start
         self._training: dict[str, Team] = {}
         self.lossless: set[str] = set()  # jobs to which nothing happens that may lose a step
         self._highest: dict[str, int] = {}  # step that a job has done
@@ -90,42 +90,42 @@ class Rules:
         raise error
 
     def visits(self, visitor: str, neighbour: str) -> None:
-        """A launcher reached its neighbour's ring listener."""
+        """A launcher reached its neighbour's listener."""
         self._visits.add((visitor, neighbour))
 
-    def goes(self, launcher: Launcher, info: NodeInfo, go: Go) -> None:
+    def goes(self, launcher: Launcher, info: NodeInfo, start: AttemptStart) -> None:
         """A launcher was told to start an attempt."""
-        known, key = self._known[launcher], (go.nonce, go.attempt)
+        known, key = self._known[launcher], (start.nonce, start.attempt)
         attempt = self.attempts.setdefault(
-            key, Attempt(launcher.order.name, go.attempt, {}, go.run, go.nodes, self._world.loop.time())
+            key, Attempt(launcher.order.name, start.attempt, {}, start.run, start.nodes, self._world.loop.time())
         )
         self._world.log(
             launcher.process.name,
-            f"go: attempt {go.attempt} of {go.run}, {go.group_rank} of {go.nodes}, nonce {go.nonce}",
+            f"start: attempt {start.attempt} of {start.run}, {start.group_rank} of {start.nodes}, nonce {start.nonce}",
         )
         if attempt.order != launcher.order.name:
             self.fail(f"{launcher.process.name} takes part in {attempt.order}, another job")
-        if known.nonce not in ("", go.nonce):
-            self.fail(f"{launcher.process.name} took part in job {known.nonce}, and is now in {go.nonce}")
-        if known.run not in ("", go.run):
-            self.fail(f"{launcher.process.name} worked on {known.run}, and now works on {go.run}")
-        if attempt.run != go.run or attempt.nodes != go.nodes:
+        if known.nonce not in ("", start.nonce):
+            self.fail(f"{launcher.process.name} took part in job {known.nonce}, and is now in {start.nonce}")
+        if known.run not in ("", start.run):
+            self.fail(f"{launcher.process.name} worked on {known.run}, and now works on {start.run}")
+        if attempt.run != start.run or attempt.nodes != start.nodes:
             self.fail(
-                f"attempt {go.attempt} is of {attempt.run} on {attempt.nodes} nodes and of {go.run} on {go.nodes}"
+                f"attempt {start.attempt} is of {attempt.run} on {attempt.nodes} nodes and of {start.run} on {start.nodes}"
             )
-        if not launcher.order.least <= go.nodes <= launcher.order.nodes:
-            self.fail(f"{go.nodes} nodes start, which is not what was ordered")
-        if go.group_rank == SPARE:  # it knows of the attempt, and has no part in it
-            known.nonce, known.run, known.attempt, known.news = go.nonce, go.run, attempt, None
+        if not launcher.order.least <= start.nodes <= launcher.order.nodes:
+            self.fail(f"{start.nodes} nodes start, which is not what was ordered")
+        if start.group_rank == SPARE:  # it knows of the attempt, and has no part in it
+            known.nonce, known.run, known.attempt, known.news = start.nonce, start.run, attempt, None
             return
-        if go.group_rank in attempt.places:
-            self.fail(f"place {go.group_rank} of attempt {go.attempt} is taken twice")
+        if start.group_rank in attempt.places:
+            self.fail(f"place {start.group_rank} of attempt {start.attempt} is taken twice")
         if any(other.rank == launcher.rank for other in attempt.places.values()):
-            self.fail(f"two launchers of node {launcher.rank} are in attempt {go.attempt}")
+            self.fail(f"two launchers of node {launcher.rank} are in attempt {start.attempt}")
         self._grows(launcher, known, info, attempt)
-        attempt.places[go.group_rank] = launcher
+        attempt.places[start.group_rank] = launcher
         self._meet(attempt)
-        known.nonce, known.run, known.attempt, known.news = go.nonce, go.run, attempt, None
+        known.nonce, known.run, known.attempt, known.news = start.nonce, start.run, attempt, None
 
     def _grows(self, launcher: Launcher, known: Known, info: NodeInfo, attempt: Attempt) -> None:
         """The number of an attempt is higher than any that its launchers and their disks have seen."""

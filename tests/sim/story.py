@@ -287,7 +287,7 @@ async def failing_together(world: World) -> list[Job]:
 
 
 async def apart(world: World) -> list[Job]:
-    """Two neighbours reach node 0 and not each other: while they train, while the ring is tested, or always."""
+    """Two neighbours reach node 0 and not each other: while they train, while the neighbours are tested, or always."""
     dice = world.dice
     when, nodes = dice.choice(("while they train", "for a while", "always")), dice.randrange(3, 6)
     job = Job(world, dataclasses.replace(draw_order("trainer", dice), nodes=nodes, least=nodes))
@@ -306,7 +306,7 @@ async def apart(world: World) -> list[Job]:
 
 
 async def latecomer(world: World) -> list[Job]:
-    """The last node of an elastic job comes while the others test the ring, which takes long: two do not reach each other at first."""
+    """The last node of an elastic job comes while the others test their neighbours, which takes long: two do not reach each other at first."""
     dice = world.dice
     nodes = dice.randrange(4, 6)
     job = Job(world, dataclasses.replace(draw_order("trainer", dice), nodes=nodes, least=nodes - 1))

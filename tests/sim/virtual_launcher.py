@@ -28,7 +28,7 @@ from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import JobParts, make_attempts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import Go, NodeInfo
+from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.spot import Watched
@@ -457,12 +457,12 @@ class SimulatedRendezvous(Rendezvous):
             self._closing.set()
             self._launcher.program.block(self._serving)
 
-    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> AttemptStart | None:
         """As the product's; the rules see what was agreed on."""
-        go = super().join(info, stopped)
-        if go:
-            self._launcher.world.rules.goes(self._launcher, info, go)
-        return go
+        start = super().join(info, stopped)
+        if start:
+            self._launcher.world.rules.goes(self._launcher, info, start)
+        return start
 
     def report(self, outcome: Outcome, rule: Any, *arguments: Any, **more: Any) -> Ending:
         """As the product's; the rules see what node 0 or this launcher made of it."""

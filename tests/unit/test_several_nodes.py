@@ -17,7 +17,7 @@ from slipway.launch.closing import conclude
 from slipway.launch.job import decide_next
 from slipway.launch.node import Node, enter
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import Go
+from slipway.launch.rendezvous.messages import AttemptStart
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
@@ -147,7 +147,7 @@ def test_a_crash_loop_ends_with_93_on_all_nodes_alike() -> None:
     assert "3 attempts left no snapshot at all" in ending.verdict.first.evidence
 
 
-GO = Go(3, "lm-1", 2, 1, 2, 29_501, False, False, address="n0", interface=None)
+GO = AttemptStart(3, "lm-1", 2, 1, 2, 29_501, False, False, address="n0", interface=None)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_what_is_damaged_of_an_earlier_verdict_is_left_out(tmp_path: Path, attem
 
 
 def test_a_newcomer_counts_what_it_missed(tmp_path: Path) -> None:
-    go = dataclasses.replace(GO, tries=2, failures=1, reached=40)
-    _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1), reached=7), go)
+    start = dataclasses.replace(GO, tries=2, failures=1, reached=40)
+    _, node = agree(job_of(), Node(Run(tmp_path / "guess", "none", 1), reached=7), start)
     assert (node.missed, node.failures, node.reached) == (2, 1, 40)
     info = make_info(job_of(), dataclasses.replace(node, tries=(Try(3, LOST),)))
     assert (info.tries, info.failures, info.reached, info.attempt) == (3, 1, 40, 3)

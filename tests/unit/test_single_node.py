@@ -13,7 +13,7 @@ from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.job import announce, decide_next, give_up, stopped_here
 from slipway.launch.node import Node, SingleNode, with_free_port
-from slipway.launch.rendezvous.messages import Go
+from slipway.launch.rendezvous.messages import AttemptStart
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.several_nodes import agree
@@ -142,8 +142,8 @@ def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
 ) -> None:
     environ = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2", "SLIPWAY_RUN_DIR": run_dir}
     job = dataclasses.replace(make_job(environ=environ), sources=make_sources(environ))
-    go = Go(3, "lm-1", 2, 1, 2, 29_501, seen, False, address="n0", interface=None)
-    _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), go)
+    start = AttemptStart(3, "lm-1", 2, 1, 2, 29_501, seen, False, address="n0", interface=None)
+    _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), start)
     assert (node.run.shared, node.run.attempt) == (shared, 3)
 
 

@@ -52,7 +52,7 @@ ALLOWED = {
     "rendezvous/test_heartbeats.py::test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node": (
         "longer than the time-out for missing nodes, which is not to count"
     ),
-    "rendezvous/test_leaving.py::test_who_leaves_an_elastic_job_while_the_ring_is_tested_has_no_part_in_the_start": (
+    "rendezvous/test_leaving.py::test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_in_the_start": (
         "for the harder order of two messages on different connections; both orders have to end well"
     ),
 }

@@ -15,7 +15,7 @@ from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.node import Node
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import Finding, Go, NodeInfo, Peer
+from slipway.launch.rendezvous.messages import AttemptStart, Finding, NodeInfo, Peer
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import installed, installed_nccl, locate_module, read_cuda
@@ -91,12 +91,12 @@ class SeveralNodes:
     def join(self, job: Job, node: Node, stopped: Callable[[], bool]) -> tuple[Job, Node] | None:
         """The job and this node's part in it as all agreed on them; None where a stop came before. Raises LaunchError."""
         info = dataclasses.replace(make_info(job, node), nonce=self._nonce, findings=self._findings)
-        go = self._rendezvous.join(info, stopped)
-        if go is None:
+        start = self._rendezvous.join(info, stopped)
+        if start is None:
             return None
-        self._nonce = go.nonce
-        agreed = agree(job, node, go)
-        for note in go.notes:
+        self._nonce = start.nonce
+        agreed = agree(job, node, start)
+        for note in start.notes:
             say(note)
         return agreed
 
@@ -218,31 +218,31 @@ def runs_folder(job: Job) -> Path:
     return Path(own).absolute().parent if own else Path(runs).absolute()
 
 
-def agree(job: Job, node: Node, go: Go) -> tuple[Job, Node]:
+def agree(job: Job, node: Node, start: AttemptStart) -> tuple[Job, Node]:
     """The job and this node's part in it as all nodes agreed on them."""
     own, path = job.sources.value("SLIPWAY_RUN_DIR"), node.run.path
-    if own or path.name != go.run:
-        path = Path(own).absolute() if own else runs_folder(job) / go.run
+    if own or path.name != start.run:
+        path = Path(own).absolute() if own else runs_folder(job) / start.run
     topology = dataclasses.replace(
         job.plan.topology,
-        nodes=go.nodes,
-        least=go.nodes,
-        group_rank=go.group_rank,
-        processes_per_node=go.processes,
-        master_addr=go.address,
-        store_port=go.port,
-        rendezvous_id=f"{go.nonce}-{go.attempt}",
+        nodes=start.nodes,
+        least=start.nodes,
+        group_rank=start.group_rank,
+        processes_per_node=start.processes,
+        master_addr=start.address,
+        store_port=start.port,
+        rendezvous_id=f"{start.nonce}-{start.attempt}",
     )
     if topology.nodes != job.plan.topology.nodes:
         say(topology.arithmetic)
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
-    if go.interface:
-        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(go.interface, job.environ)})
-    again = go.tries or topology.may_have_begun
-    resume = node.run.resumes_again(go.snapshot) if again else node.run.resume
-    run = Run(path, resume, go.attempt, shared=go.shared and path.name == go.run, origin=node.run.origin)
-    missed = max(0, go.tries - len(node.tries))
-    ledger = node.ledger if node.tries and node.place != SPARE else go.ledger
-    node = dataclasses.replace(node, run=run, missed=missed, failures=go.failures, reached=go.reached)
-    node = dataclasses.replace(node, place=go.group_rank, leader=go.leader)
+    if start.interface:
+        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(start.interface, job.environ)})
+    again = start.tries or topology.may_have_begun
+    resume = node.run.resumes_again(start.snapshot) if again else node.run.resume
+    run = Run(path, resume, start.attempt, shared=start.shared and path.name == start.run, origin=node.run.origin)
+    missed = max(0, start.tries - len(node.tries))
+    ledger = node.ledger if node.tries and node.place != SPARE else start.ledger
+    node = dataclasses.replace(node, run=run, missed=missed, failures=start.failures, reached=start.reached)
+    node = dataclasses.replace(node, place=start.group_rank, leader=start.leader)
     return dataclasses.replace(job, plan=plan), dataclasses.replace(node, ledger=ledger)

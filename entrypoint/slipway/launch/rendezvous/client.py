@@ -27,8 +27,8 @@ from slipway.launch.rendezvous.connection_errors import (
     explain_connection,
 )
 from slipway.launch.rendezvous.link import Link, connect, send_all
-from slipway.launch.rendezvous.messages import SUCCESSORS, Go, NodeInfo
-from slipway.launch.rendezvous.ring import Ring
+from slipway.launch.rendezvous.messages import SUCCESSORS, AttemptStart, NodeInfo
+from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
@@ -42,7 +42,9 @@ GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is
 PAUSES = (0.05, 0.7, 3.0)
 QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
-MARGIN_SECONDS = 20.0  # how much later than node 0 itself a launcher gives up on it; testing the ring takes up to 15
+MARGIN_SECONDS = (
+    20.0  # how much later than node 0 itself a launcher gives up on it; testing the neighbours takes up to 15
+)
 RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again before a spare node is asked to lead
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of so silent a launcher to another one
@@ -87,35 +89,35 @@ class Client:
         self._telling: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Ending | Outcome]
 
-    async def join(self, info: NodeInfo) -> Go:
-        """Take part in one rendezvous until go. LaunchError where it fails."""
+    async def join(self, info: NodeInfo) -> AttemptStart:
+        """Take part in one rendezvous until the start. LaunchError where it fails."""
         await self.leave()
         self._complaints, self.peers = Complaints(), []
         self._began = self._patient = asyncio.get_running_loop().time()
         self._pause = PAUSES[0]
-        async with Ring(info.node_rank, self._config) as ring:
+        async with NeighbourCheck(info.node_rank, self._config) as neighbours:
             while True:
                 try:
-                    endpoint, link, welcome = await self._find(info, ring)
-                    return await self._attend(endpoint, link, welcome, info, ring)
+                    endpoint, link, welcome = await self._find(info, neighbours)
+                    return await self._attend(endpoint, link, welcome, info, neighbours)
                 except (OSError, MalformedError) as error:
                     await self._bear(error, info)
 
-    async def _find(self, info: NodeInfo, ring: Ring) -> Found:
+    async def _find(self, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
         successors = [Endpoint(one.address or "", one.port) for one in self._successors]
         endpoints = [
             endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._config.endpoint
         ]
         if not endpoints:
-            return await self._seek(info, ring, endpoints)
+            return await self._seek(info, neighbours, endpoints)
         # The launcher that led last comes first, and is asked alone for a while unless it is lost.
         moved = self.endpoint != self._config.endpoint
         asked = [
-            self._ask(endpoint, info, ring, NEXT_SECONDS * (number - (moved and self._lost)))
+            self._ask(endpoint, info, neighbours, NEXT_SECONDS * (number - (moved and self._lost)))
             for number, endpoint in enumerate(endpoints)
         ]
-        searches = [self._seek(info, ring, endpoints), *asked]
+        searches = [self._seek(info, neighbours, endpoints), *asked]
         tasks = [asyncio.create_task(search) for search in searches]
         found: Found | None = None
         try:
@@ -130,17 +132,17 @@ class Client:
                 if task.done() and not task.cancelled() and not task.exception() and task.result() is not found:
                     task.result()[1].cut()
 
-    async def _seek(self, info: NodeInfo, ring: Ring, endpoints: Sequence[Endpoint]) -> Found:
+    async def _seek(self, info: NodeInfo, neighbours: NeighbourCheck, endpoints: Sequence[Endpoint]) -> Found:
         """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
         while True:
             try:
-                return await self._introduce(self._config.endpoint, info, ring)
+                return await self._introduce(self._config.endpoint, info, neighbours)
             except (OSError, MalformedError) as error:
                 if isinstance(error, MovedError) and self.endpoint not in endpoints:
                     raise
                 await self._bear(error, info)
 
-    async def _ask(self, endpoint: Endpoint, info: NodeInfo, ring: Ring, pause: float) -> Found:
+    async def _ask(self, endpoint: Endpoint, info: NodeInfo, neighbours: NeighbourCheck, pause: float) -> Found:
         """Be welcomed at another place: by the launcher that led last or, once node 0 cannot be reached or that one is lost, by
         one that leads in its place.
         """
@@ -151,7 +153,7 @@ class Client:
             await asyncio.sleep(pause)
         while True:
             try:
-                return await self._introduce(endpoint, info, ring)
+                return await self._introduce(endpoint, info, neighbours)
             except TryLaterError:
                 self._patient = asyncio.get_running_loop().time()
             except (OSError, MalformedError):
@@ -260,7 +262,7 @@ class Client:
             await self._link.close()
         self._link = self._following = self._telling = self.news = None
 
-    async def _introduce(self, endpoint: Endpoint, info: NodeInfo, ring: Ring) -> Found:
+    async def _introduce(self, endpoint: Endpoint, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
         """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
         loop, deadline = asyncio.get_running_loop(), self._patient + self._config.timeout
         if loop.time() > deadline:
@@ -282,7 +284,7 @@ class Client:
                 try:
                     greeting = await link.receive()
                     greeted = True
-                    welcome = await self._shake_hands(link, greeting, info, ring)
+                    welcome = await self._shake_hands(link, greeting, info, neighbours)
                 except OtherProtocolError as error:
                     link.cut()
                     raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
@@ -299,12 +301,14 @@ class Client:
         """That this launcher knows the token."""
         return hmac.digest(self._config.token.encode(), greeting.challenge.encode(), "sha256").hex()
 
-    async def _shake_hands(self, link: Link, greeting: object, info: NodeInfo, ring: Ring) -> wire.Welcome:
+    async def _shake_hands(
+        self, link: Link, greeting: object, info: NodeInfo, neighbours: NeighbourCheck
+    ) -> wire.Welcome:
         if not isinstance(greeting, wire.Greeting):
             raise MalformedError("no greeting")
         me, now = self._config.process, self._config.clock.time()
         known = info, self.door, self._thawed is not None, self._offered
-        link.send(wire.Hello(self._prove(greeting), me, now, ring.port, ring.key, *known))
+        link.send(wire.Hello(self._prove(greeting), me, now, neighbours.port, neighbours.key, *known))
         answer = await link.receive()
         if isinstance(answer, wire.Led):
             raise self._move(answer)
@@ -321,8 +325,10 @@ class Client:
         self.leader, self.endpoint = led.info.node_rank, Endpoint(led.address, led.port)
         return MovedError(f"node {self.leader} ({led.info.host}) leads the job, at {led.address}:{led.port}")
 
-    async def _attend(self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, info: NodeInfo, ring: Ring) -> Go:
-        """Follow node 0 until go. OSError where the connection ends first; LaunchError where the rendezvous fails."""
+    async def _attend(
+        self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, info: NodeInfo, neighbours: NeighbourCheck
+    ) -> AttemptStart:
+        """Follow node 0 until the start. OSError where the connection ends first; LaunchError where the rendezvous fails."""
         probing: set[asyncio.Task[None]] = set()
         self._link, self.welcome = link, True
         self._hear(welcome)
@@ -342,10 +348,10 @@ class Client:
                     elif isinstance(message, wire.Probe):
                         self._offered = max(self._offered, message.attempt)
                         message = replace(message, address=message.address or endpoint.address)
-                        probing.add(asyncio.create_task(ring.probe(message, link)))
+                        probing.add(asyncio.create_task(neighbours.probe(message, link)))
             self._offered = max(self._offered, message.attempt)  # a spare node was not probed
             self.leader, self.endpoint = welcome.node_rank, endpoint
-            go = self._read_start(message, link, info, ring)
+            start = self._read_start(message, link, info, neighbours)
         except BaseException as error:
             link.cut()
             self._link = None
@@ -358,7 +364,7 @@ class Client:
         self._astray.clear()
         self._ending = asyncio.get_running_loop().create_future()
         self._following = asyncio.create_task(self._follow(link, welcome))
-        return go
+        return start
 
     async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
         """Until the next rendezvous: note what happens elsewhere, node 0's verdict, and its loss."""
@@ -392,15 +398,15 @@ class Client:
             elif isinstance(message, wire.Ping):
                 link.send(wire.Pong())
 
-    def _read_start(self, start: wire.Start, link: Link, info: NodeInfo, ring: Ring) -> Go:
+    def _read_start(self, start: wire.Start, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> AttemptStart:
         if not RUN_NAME.fullmatch(start.run):
             raise LaunchError(f"node 0 named a run that cannot be a folder: {start.run[:80]!r}", CONFIGURATION)
-        towards = ring.neighbour if self.leads else link.peer
+        towards = neighbours.neighbour if self.leads else link.peer
         # A name that leads node 0 to itself by loopback (127.0.1.1 in Debian's /etc/hosts) is no use to others, to whom its
         # processes may pass it on.
         address = self.endpoint.address if self.leads and is_loopback(link.peer) else link.peer
         interface = self._config.network.interface_towards(towards, one_machine=start.one_machine)
-        return Go(**vars(start), leader=self.leader, address=address, interface=interface)
+        return AttemptStart(**vars(start), leader=self.leader, address=address, interface=interface)
 
     def _complain(self, kind: str, words: str, info: NodeInfo, waited: float) -> None:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""

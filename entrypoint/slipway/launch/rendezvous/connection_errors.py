@@ -177,7 +177,7 @@ def explain_ring(runtime: str) -> str:
     """What to do where nodes cannot connect to each other."""
     return (
         "NCCL and gloo open ports of their own between all nodes, so every node must reach every other at the address "
-        f"its connection comes from. {runtime_of(runtime).ring}"
+        f"its connection comes from. {runtime_of(runtime).ports}"
     )
 
 

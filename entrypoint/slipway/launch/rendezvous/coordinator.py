@@ -1,5 +1,5 @@
-"""The part of the launcher that leads one attempt, node 0's or its successor's: gather the launchers, compare them, let them test
-the ring, go, and one verdict.
+"""The part of the launcher that leads one attempt, node 0's or its successor's: gather the launchers, compare them, let each test
+the connection to its neighbour, start, and give one verdict.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from slipway.launch.rendezvous.connection_errors import (
 from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
 from slipway.launch.rendezvous.messages import NodeInfo
-from slipway.launch.rendezvous.ring import PROBE_SECONDS
+from slipway.launch.rendezvous.neighbour_check import PROBE_SECONDS
 from slipway.launch.rendezvous.server import LED_SECONDS, Server, State
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
@@ -283,7 +283,7 @@ class Coordinator:
         return None
 
     async def _visit(self, ranks: tuple[int, ...], number: int, changed: Callable[[], bool]) -> None:
-        """Send every launcher to the next one in the ring, and wait for what they found, or until somebody came or left."""
+        """Send every launcher to the next one, and wait for what they found, or until somebody came or left."""
         server = self._server
         server.round += 1
         self._state.probed = {}

@@ -136,9 +136,10 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Hello:
-    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are its ring listener's; `door` is
-    the port on which it would lead the others, 0 where it cannot. `frozen`: it did not run for a while, and no leader has
-    welcomed it since. `offered`: the highest number of an attempt that any leader has named to it, in a probe or at a start.
+    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are those of its listener for the
+    neighbour; `door` is the port on which it would lead the others, 0 where it cannot. `frozen`: it did not run for a while, and
+    no leader has welcomed it since. `offered`: the highest number of an attempt that any leader has named to it, in a probe or at
+    a start.
     """
 
     proof: str
@@ -211,7 +212,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Probe:
-    """Connect to this ring neighbour and look for this file. `address` None means: where you found node 0. `attempt` is the
+    """Connect to this neighbour and look for this file. `address` None means: where you found node 0. `attempt` is the
     number of the attempt that is about to start; whoever answers tells it to every other leader (Hello.offered).
     """
 
@@ -243,7 +244,7 @@ FILL = "." * 9_000  # bytes; Ethernet's jumbo frames hold as many
 
 @dataclass(frozen=True)
 class Knock:
-    """First line on a connection to a ring neighbour. It fills packets of every size in use, as does the answer."""
+    """First line on a connection to a neighbour. It fills packets of every size in use, as does the answer."""
 
     key: str
     fill: str = FILL
@@ -259,7 +260,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Start:
-    """Go: what every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
+    """What every launcher needs to start torchrun. `port` is torchrun's store on node 0; `notes` are warnings.
 
     `group_rank` is the receiver's place among the `nodes` that take part, -1 on a spare node. `tries` attempts of this job were
     made before, of which the last `failures` in a row were without progress, and which got to step `reached`; `snapshot` is the
@@ -284,7 +285,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Go(Start):
+class AttemptStart(Start):
     """What a launcher makes of Start (it never travels): `address` as this node knows the one that leads, of rank `leader`, and
     the interface for NCCL and gloo where the user names none (None: leave the choice to them).
     """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import Go, NodeInfo
+from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
 from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
@@ -27,13 +27,13 @@ if TYPE_CHECKING:  # asyncio takes as long to import as the rest of a launcher; 
     from slipway.launch.rendezvous.server import Rule
     from slipway.launch.verdict.restarts import Ending
 
-__all__ = ["Go", "NodeInfo", "Outcome", "Rendezvous", "Verdict"]
+__all__ = ["AttemptStart", "NodeInfo", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
 POLL_SECONDS = 0.1  # between polls of `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
 YIELD_SECONDS = 10.0  # that node 0 follows the launcher which leads in its place before it offers to lead again
 ANNOUNCE_SECONDS = 5.0  # between two times that this one tells node 0 that it leads
-FILES = 320  # open files beside one connection per node: strangers, the ring, the launcher's own
+FILES = 320  # open files beside one connection per node: strangers, the neighbour check, the launcher's own
 
 
 class Rendezvous:
@@ -74,10 +74,10 @@ class Rendezvous:
 
     @property
     def news(self) -> Outcome | None:
-        """The first node known to have failed or to be lost since go: this node's workers will not finish either."""
+        """The first node known to have failed or to be lost since the start: this node's workers will not finish either."""
         return self._client.news
 
-    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> Go | None:
+    def join(self, info: NodeInfo, stopped: Callable[[], bool] = lambda: False) -> AttemptStart | None:
         """Wait until all launchers are here, agree, and reach each other; None as soon as `stopped` is true.
 
         LaunchError: 76 where nodes are missing after the time-out, 78 where they do not fit together, cannot reach each
@@ -239,14 +239,14 @@ class Rendezvous:
         await self._server.close()
         await self._client.leave()
 
-    async def _join(self, info: NodeInfo) -> Go:
+    async def _join(self, info: NodeInfo) -> AttemptStart:
         self._joining = info
         while self._announcing:
             self._announcing.pop().cancel()
         try:
             if self._socket:
                 self._lead(self._let_others_lead())
-            go = await self._client.join(info)
+            start = await self._client.join(info)
             self._server.answer()
         finally:
             self._joining = None
@@ -254,8 +254,10 @@ class Rendezvous:
             self._coordinating.cancel()
             self._server.scatter()
         elif self._config.node_rank and self._client.leads:
-            self._announcing.append(self._loop.create_task(self._announce(dataclasses.replace(info, nonce=go.nonce))))
-        return go
+            self._announcing.append(
+                self._loop.create_task(self._announce(dataclasses.replace(info, nonce=start.nonce)))
+            )
+        return start
 
     def _lead(self, pause: float = 0.0) -> None:
         """Lead the attempt that this launcher joins: on node 0 after a pause, elsewhere as soon as the others ask for it."""

@@ -14,7 +14,7 @@ class Runtime(NamedTuple):
 
     name: str
     # What to do if nodes cannot connect to each other.
-    ring: str = "Open all TCP ports between the nodes; in containers use docker run --network host on every node."
+    ports: str = "Open all TCP ports between the nodes; in containers use docker run --network host on every node."
     # What gives this many processes more cores than the few that the launcher may run on.
     widen: Callable[[int], str] = lambda processes: "start it with a wider affinity (taskset --cpu-list)"
     by_hand: bool = True  # somebody types the command that starts a launcher, and can add options to it
@@ -31,20 +31,20 @@ class Runtime(NamedTuple):
 HOST = Runtime("host", starts_checkouts=True, grants_gpus=False, own_tmp=True)
 DOCKER = Runtime(
     "docker",
-    ring="Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
+    ports="Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
     widen=lambda processes: "give docker run a wider --cpuset-cpus",
     is_engine=True,
 )
 KUBERNETES = Runtime(
     "kubernetes",
-    ring="Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
+    ports="Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
     by_hand=False,
     has_services=True,
     opening=60.0,
 )
 SLURM = Runtime(
     "slurm",
-    ring="Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
+    ports="Open all TCP ports between the compute nodes, at least net.ipv4.ip_local_port_range.",
     widen=lambda processes: f"add --cpus-per-task={processes} or --cpu-bind=none to srun",
     by_hand=False,
     starts_checkouts=True,

@@ -19,7 +19,7 @@ VISITORS = 16  # connections at a time; only one neighbour has any business here
 KNOCK_BYTES = 16_384
 
 
-class Ring:
+class NeighbourCheck:
     """One launcher's listener for its neighbour, and its own visit to the next; an async context manager."""
 
     def __init__(self, node_rank: int, config: RendezvousConfig) -> None:
