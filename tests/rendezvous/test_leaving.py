@@ -17,7 +17,9 @@ from slipway.launch.verdict.verdict import Outcome
 Make = Callable[..., Launcher]
 
 
-def test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_in_the_start(launcher: Make, port: int) -> None:
+def test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_in_the_start(
+    launcher: Make, port: int
+) -> None:
     node0 = launcher(0, 2, more={"least": 1, "window": 15.0})
     node0.start()
     with Client(port) as leaver:
