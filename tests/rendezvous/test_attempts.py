@@ -26,7 +26,7 @@ Rule = Callable[[Any, tuple[int, ...]], Ending]
 AGAIN: Rule = lambda verdict, leaving: Ending(verdict, 0.0, leaving=leaving)  # noqa: E731
 
 
-class Crew:
+class Launchers:
     """Rendezvous that the test itself drives, each call on all of them at once."""
 
     def __init__(self, launcher: Make, nodes: int, timeout: float = PATIENCE, **more: Any) -> None:
@@ -108,21 +108,21 @@ class Crew:
 
 
 @pytest.fixture
-def crew(launcher: Make) -> Iterator[Callable[..., Crew]]:
+def launchers(launcher: Make) -> Iterator[Callable[..., Launchers]]:
     with ExitStack() as stack:
 
         @contextmanager
-        def closing(made: Crew) -> Iterator[Crew]:
+        def closing(made: Launchers) -> Iterator[Launchers]:
             try:
                 yield made
             finally:
                 made.close(*made.rendezvous)
 
-        yield lambda nodes, **more: stack.enter_context(closing(Crew(launcher, nodes, **more)))
+        yield lambda nodes, **more: stack.enter_context(closing(Launchers(launcher, nodes, **more)))
 
 
-def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(crew: Callable[..., Crew]) -> None:
-    job = crew(2)
+def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2)
     job.open(0, 1)
     assert {start.attempt for start in job.join().values()} == {1}
     job.close(1)
@@ -141,8 +141,8 @@ def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(crew: Callable
         )
 
 
-def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Callable[..., Crew]) -> None:
-    job = crew(3)
+def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3)
     job.open(0, 1, 2)
     job.join()
     job.close(0)
@@ -160,10 +160,10 @@ def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(crew: Calla
 
 @pytest.mark.parametrize("met", [True, False])
 def test_a_node_0_that_was_met_is_waited_for_and_nobody_looks_for_a_typing_mistake(
-    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch, met: bool
+    launchers: Callable[..., Launchers], monkeypatch: pytest.MonkeyPatch, met: bool
 ) -> None:
     """While a pod is replaced its name does not resolve."""
-    job = crew(2, timeout=5.0)
+    job = launchers(2, timeout=5.0)
     job.open(*((0, 1) if met else (1,)))
     if met:
         job.join()
@@ -182,7 +182,7 @@ def test_a_node_0_that_was_met_is_waited_for_and_nobody_looks_for_a_typing_mista
 
 
 def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
-    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+    launchers: Callable[..., Launchers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was frozen just then, and its own server gave it up."""
     read, missed = Client._read_start, []
@@ -194,7 +194,7 @@ def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
         return read(self, start, link, info, neighbours)
 
     monkeypatch.setattr(Client, "_read_start", miss_once)
-    job = crew(2)
+    job = launchers(2)
     job.open(0, 1)
 
     def join(rank: int, rendezvous: Rendezvous) -> AttemptStart | None:
@@ -212,8 +212,8 @@ def test_a_node_0_that_missed_its_own_start_leads_the_next_attempt(
     assert {rank: start.attempt for rank, start in starts.items()} == {0: 2, 1: 2}
 
 
-def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> None:
-    job = crew(2)
+def test_an_occupied_run_directory_ends_a_new_job(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2)
     job.open(0, 1)
     ends = job.join(node0={"occupied": "The run directory run is not empty."})
     assert all(error.code == 78 and "is not empty" in str(error) for error in ends.values())
@@ -221,10 +221,10 @@ def test_an_occupied_run_directory_ends_a_new_job(crew: Callable[..., Crew]) -> 
 
 @pytest.mark.parametrize("change", [{"image": "other"}, {"problem": "/checkpoints is mounted read-only."}])
 def test_a_newcomer_that_does_not_fit_is_turned_away_and_the_job_goes_on_without_it(
-    crew: Callable[..., Crew], change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    launchers: Callable[..., Launchers], change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "SETTLE_SECONDS", PATIENCE)
-    job = crew(3, least=2, window=600.0)
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     done = job.join(node0={"tries": 1}, node1={"tries": 1}, node2=change)
     assert done[2].code == 78
@@ -232,8 +232,10 @@ def test_a_newcomer_that_does_not_fit_is_turned_away_and_the_job_goes_on_without
     assert {done[rank].nodes for rank in (0, 1)} == {2}
 
 
-def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(crew: Callable[..., Crew]) -> None:
-    job = crew(2)
+def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(
+    launchers: Callable[..., Launchers],
+) -> None:
+    job = launchers(2)
     job.open(0, 1)
     first = job.begin_to_join(1, node1={"tries": 1})
     assert job.join(0, node0={"image": "other"})[0].code == 78
@@ -243,8 +245,8 @@ def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(
     assert first()[1].tries == 1
 
 
-def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
-    job = crew(2)
+def test_node_0s_rule_counts_for_all(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2)
     job.open(0, 1)
     job.join()
     rules: dict[int, Rule] = {
@@ -255,8 +257,8 @@ def test_node_0s_rule_counts_for_all(crew: Callable[..., Crew]) -> None:
     assert {(ending.pause, str(ending.why)) for ending in endings.values()} == {(None, "--max-restarts is 0")}
 
 
-def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> None:
-    job = crew(3)
+def test_a_stop_on_one_node_is_told_to_the_others(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[1].stop("SIGUSR1", "SIGUSR1")
@@ -266,8 +268,10 @@ def test_a_stop_on_one_node_is_told_to_the_others(crew: Callable[..., Crew]) -> 
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Callable[..., Crew], stopped: int) -> None:
-    job = crew(3)
+def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(
+    launchers: Callable[..., Launchers], stopped: int
+) -> None:
+    job = launchers(3)
     job.open(0, 1)
     ended = job.begin_to_join()
     job.wait_for_nodes(2)
@@ -276,8 +280,8 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(crew: Call
     assert {rank: (error.code, str(error)) for rank, error in ended().items()} == {0: (75, said), 1: (75, said)}
 
 
-def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=600.0)
+def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     starts = job.begin_to_join(0, 1, text="2:3")
@@ -286,8 +290,8 @@ def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(crew: Call
     assert {rank: start.nodes for rank, start in starts().items()} == {0: 2, 1: 2}
 
 
-def test_an_elastic_job_starts_with_what_came_within_the_window(crew: Callable[..., Crew]) -> None:
-    job = crew(4, least=2, window=600.0)
+def test_an_elastic_job_starts_with_what_came_within_the_window(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(4, least=2, window=600.0)
     job.open(0, 1, 3)
     starts = job.begin_to_join(text="2:4")
     job.wait_for_nodes(3)
@@ -299,8 +303,8 @@ def test_an_elastic_job_starts_with_what_came_within_the_window(crew: Callable[.
     }
 
 
-def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=0.0)
+def test_an_elastic_job_waits_for_its_smallest_number(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=0.0)
     job.open(0)
     first = job.begin_to_join(0, text="2:3")
     wait_until(lambda: any("waiting for nodes: 1 of 2 to 3" in line for line in job.lines[0]), "the line that says so")
@@ -310,16 +314,16 @@ def test_an_elastic_job_waits_for_its_smallest_number(crew: Callable[..., Crew])
 
 
 @pytest.mark.parametrize(("least", "nodes"), [(2, 2), (1, 2)])
-def test_who_is_complete_waits_for_no_window(crew: Callable[..., Crew], least: int, nodes: int) -> None:
-    job = crew(nodes, least=least, window=600.0)
+def test_who_is_complete_waits_for_no_window(launchers: Callable[..., Launchers], least: int, nodes: int) -> None:
+    job = launchers(nodes, least=least, window=600.0)
     job.open(0, 1)
     assert {start.nodes for start in job.join().values()} == {2}
 
 
 def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_next_attempt(
-    crew: Callable[..., Crew],
+    launchers: Callable[..., Launchers],
 ) -> None:
-    job = crew(3, least=2, window=600.0)
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     assert job.join()[0].nodes == 3
     job.close(1)
@@ -337,8 +341,8 @@ def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_ne
     assert {rank: (start.nodes, start.attempt) for rank, start in starts.items()} == dict.fromkeys(range(3), (3, 3))
 
 
-def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=600.0)
+def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
@@ -349,9 +353,9 @@ def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(crew: 
 
 @pytest.mark.parametrize("asked", [(0,), (1, 2), (0, 1, 2)])
 def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
-    crew: Callable[..., Crew], asked: tuple[int, ...]
+    launchers: Callable[..., Launchers], asked: tuple[int, ...]
 ) -> None:
-    job = crew(3, least=2, window=600.0)
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     for rank in asked:
@@ -359,8 +363,8 @@ def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
     assert {ending.leaving for ending in job.report("stopped").values()} == {()}
 
 
-def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=600.0)
+def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[2].stop("SIGINT", "SIGINT")
@@ -369,15 +373,15 @@ def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(crew: C
     assert {ending.verdict.word for ending in endings.values()} == {"cancelled"}
 
 
-def test_a_sick_node_leaves_an_elastic_job(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=600.0)
+def test_a_sick_node_leaves_an_elastic_job(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     assert job.report("peer", node1="unhealthy")[0].leaving == (1,)
 
 
-def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Callable[..., Crew]) -> None:
-    job = crew(3, least=2, window=600.0)
+def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
@@ -387,8 +391,10 @@ def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(crew: Call
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 2)])
-def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(crew: Callable[..., Crew], asked: tuple[int, ...]) -> None:
-    job = crew(3, replaced=True)
+def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(
+    launchers: Callable[..., Launchers], asked: tuple[int, ...]
+) -> None:
+    job = launchers(3, replaced=True)
     job.open(0, 1, 2)
     job.join()
     for rank in asked:
@@ -399,9 +405,9 @@ def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(crew: Callable[...,
 
 @pytest.mark.parametrize("told", [(1,), (0, 2)])
 def test_the_others_wait_for_every_replacement_node_0_included(
-    crew: Callable[..., Crew], told: tuple[int, ...]
+    launchers: Callable[..., Launchers], told: tuple[int, ...]
 ) -> None:
-    job = crew(3, replaced=True)
+    job = launchers(3, replaced=True)
     job.open(0, 1, 2)
     job.join()
     for rank in told:
@@ -426,9 +432,9 @@ def test_the_others_wait_for_every_replacement_node_0_included(
     ],
 )
 def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
-    crew: Callable[..., Crew], stops: dict[int, str]
+    launchers: Callable[..., Launchers], stops: dict[int, str]
 ) -> None:
-    job = crew(3, replaced=True)
+    job = launchers(3, replaced=True)
     job.open(0, 1, 2)
     job.join()
     for rank, name in stops.items():
@@ -439,8 +445,8 @@ def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_who_is_told_to_go_between_two_attempts_leaves_alone(crew: Callable[..., Crew], asked: int) -> None:
-    job = crew(3, replaced=True)
+def test_who_is_told_to_go_between_two_attempts_leaves_alone(launchers: Callable[..., Launchers], asked: int) -> None:
+    job = launchers(3, replaced=True)
     job.open(0, 1, 2)
     job.join()
     job.rendezvous[1].stop("SIGTERM", "SIGTERM")
@@ -452,9 +458,9 @@ def test_who_is_told_to_go_between_two_attempts_leaves_alone(crew: Callable[...,
 
 @pytest.mark.parametrize("asked", [0, 1])
 def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_replacement(
-    crew: Callable[..., Crew], asked: int
+    launchers: Callable[..., Launchers], asked: int
 ) -> None:
-    job = crew(3, replaced=True)
+    job = launchers(3, replaced=True)
     job.open(0, 1)
     leaves, waits = job.begin_to_join(asked), job.begin_to_join(1 - asked)
     job.wait_for_nodes(2)
@@ -466,8 +472,8 @@ def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_r
     assert {rank: start.nodes for rank, start in starts.items()} == dict.fromkeys(range(3), 3)
 
 
-def test_a_sick_node_that_will_be_replaced_leaves_alone(crew: Callable[..., Crew]) -> None:
-    job = crew(2, replaced=True)
+def test_a_sick_node_that_will_be_replaced_leaves_alone(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2, replaced=True)
     job.open(0, 1)
     job.join()
     assert job.report("peer", node0="unhealthy")[1].leaving == (0,)
@@ -483,7 +489,7 @@ def agree_or_watch(rank: int, rendezvous: Rendezvous) -> Ending | None:
     return rendezvous.report(make_outcome(rank, "peer"), AGAIN)
 
 
-def join_with_a_spare_node(job: Crew) -> dict[int, Any]:
+def join_with_a_spare_node(job: Launchers) -> dict[int, Any]:
     """Any two of the three nodes are enough to start, so node 2 is the spare only where it comes after the others."""
     job.open(0, 1)
     starts = job.join()
@@ -491,8 +497,10 @@ def join_with_a_spare_node(job: Crew) -> dict[int, Any]:
     return starts | job.join(2)
 
 
-def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(crew: Callable[..., Crew]) -> None:
-    job = crew(2, spares=1)
+def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(
+    launchers: Callable[..., Launchers],
+) -> None:
+    job = launchers(2, spares=1)
     assert {rank: start.group_rank for rank, start in join_with_a_spare_node(job).items()} == {0: 0, 1: 1, 2: -1}
     job.close(1)
     job.wait_for_news(0)
@@ -513,8 +521,8 @@ def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_nod
     assert [job.rendezvous[rank].news for rank in (0, 2)] == [None, None]
 
 
-def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew: Callable[..., Crew]) -> None:
-    job = crew(2, spares=1)
+def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2, spares=1)
     job.open(0, 2)
     early = job.begin_to_join(0)
     assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
@@ -525,16 +533,16 @@ def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(crew:
     assert job.rendezvous[1].news is None
 
 
-def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(crew: Callable[..., Crew]) -> None:
-    job = crew(2, spares=1)
+def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2, spares=1)
     join_with_a_spare_node(job)
     job.close(0)
     ending = job.all(agree_or_watch, 2)[2]
     assert (ending.verdict.word, ending.verdict.first.node_rank, ending.pause) == ("lost", 0, 0.0)
 
 
-def test_a_spare_node_that_is_asked_to_stop_watches_no_longer(crew: Callable[..., Crew]) -> None:
-    job = crew(2, spares=1)
+def test_a_spare_node_that_is_asked_to_stop_watches_no_longer(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(2, spares=1)
     join_with_a_spare_node(job)
     job.rendezvous[2].stop("SIGTERM", "SIGTERM")
     assert job.rendezvous[2].watch(AGAIN, lambda: True) is None

@@ -34,69 +34,71 @@ def hear_of_others(node_rank: int) -> Callable[[Rendezvous], Outcome]:
 
 
 def test_all_nodes_print_the_same_first_cause_and_exit_1(launcher: Make) -> None:
-    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[1].work = end_with(1, "failed", rank=3, evidence="ValueError: bad label")
-    play(*crew)
-    blocks = {block(one.verdict) for one in crew if one.verdict}
-    assert [one.code for one in crew] == [1, 1, 1]
+    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    launchers[1].work = end_with(1, "failed", rank=3, evidence="ValueError: bad label")
+    play(*launchers)
+    blocks = {block(one.verdict) for one in launchers if one.verdict}
+    assert [one.code for one in launchers] == [1, 1, 1]
     assert len(blocks) == 1
     assert blocks.pop()[0] == "the workload failed: node 1 (host1), rank 3: ValueError: bad label"
 
 
 def test_the_sick_node_exits_77_and_its_peers_76(launcher: Make) -> None:
-    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[2].work = end_with(2, "unhealthy", evidence="GPU 3 fell off the bus")
-    play(*crew)
-    assert [one.code for one in crew] == [76, 76, 77]
+    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    launchers[2].work = end_with(2, "unhealthy", evidence="GPU 3 fell off the bus")
+    play(*launchers)
+    assert [one.code for one in launchers] == [76, 76, 77]
 
 
 @pytest.mark.parametrize(("word", "code"), [("stopped", 75), ("cancelled", 79), ("finished", 0)])
 def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) -> None:
-    crew = [launcher(rank, 2, patience=0.1) for rank in range(2)]
-    crew[0].work = end_with(0, word)
+    launchers = [launcher(rank, 2, patience=0.1) for rank in range(2)]
+    launchers[0].work = end_with(0, word)
 
     def slow(rendezvous: Rendezvous) -> Outcome:
         time.sleep(1.0)
         assert rendezvous.news is None
         return make_outcome(1, word)
 
-    crew[1].work = slow
-    play(*crew)
-    assert [one.code for one in crew] == [code, code]
-    assert crew[0].verdict == crew[1].verdict
+    launchers[1].work = slow
+    play(*launchers)
+    assert [one.code for one in launchers] == [code, code]
+    assert launchers[0].verdict == launchers[1].verdict
 
 
 def test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing(launcher: Make) -> None:
     """Its heartbeats say that it lives: a script may export for long on one node when the others are done."""
-    crew = [launcher(rank, 2, timeout=0.5, patience=0.1, more={"heartbeat": 1.0}) for rank in range(2)]
-    crew[0].work = lambda rendezvous: time.sleep(2.0) or make_outcome(0)
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0]
+    launchers = [launcher(rank, 2, timeout=0.5, patience=0.1, more={"heartbeat": 1.0}) for rank in range(2)]
+    launchers[0].work = lambda rendezvous: time.sleep(2.0) or make_outcome(0)
+    play(*launchers)
+    assert [one.code for one in launchers] == [0, 0]
 
 
 def test_a_rendezvous_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Coordinator, "_compare", lambda coordinator: 1 / 0)
-    crew = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
-    play(*crew)
-    assert [one.code for one in crew] == [1, 76]
-    assert crew[0].lines == ["internal error while nodes waited for each other: ZeroDivisionError: division by zero"]
+    launchers = [launcher(rank, 2, timeout=1.0) for rank in range(2)]
+    play(*launchers)
+    assert [one.code for one in launchers] == [1, 76]
+    assert launchers[0].lines == [
+        "internal error while nodes waited for each other: ZeroDivisionError: division by zero"
+    ]
 
 
 def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:
-    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[2].work = lambda rendezvous: None  # leaves without a word, as a killed container does
-    play(*crew)
-    assert [one.code for one in crew] == [76, 76, None]
-    assert crew[0].verdict == crew[1].verdict
-    assert crew[0].verdict is not None
-    assert (crew[0].verdict.word, crew[0].verdict.first.node_rank) == ("lost", 2)
+    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    launchers[2].work = lambda rendezvous: None  # leaves without a word, as a killed container does
+    play(*launchers)
+    assert [one.code for one in launchers] == [76, 76, None]
+    assert launchers[0].verdict == launchers[1].verdict
+    assert launchers[0].verdict is not None
+    assert (launchers[0].verdict.word, launchers[0].verdict.first.node_rank) == ("lost", 2)
 
 
 def test_a_lost_node_0_is_known_to_all(launcher: Make) -> None:
-    crew = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    crew[0].work = lambda rendezvous: None
-    play(*crew)
-    for one in crew[1:]:
+    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
+    launchers[0].work = lambda rendezvous: None
+    play(*launchers)
+    for one in launchers[1:]:
         assert one.code == 76
         assert one.verdict is not None
         assert block(one.verdict)[0].startswith("a node was lost: node 0 (host0)")
@@ -121,17 +123,17 @@ def test_news_wakes_a_launcher_that_waits_for_its_workers(launcher: Make, ends: 
 
 
 def test_a_node_0_lost_after_a_report_does_not_hide_the_reason(launcher: Make) -> None:
-    crew = [launcher(rank, 2) for rank in range(2)]
+    launchers = [launcher(rank, 2) for rank in range(2)]
 
     def leave(rendezvous: Rendezvous) -> None:
         wait_until(lambda: rendezvous.news, "the report of the other node")
 
-    crew[0].work = leave
-    crew[1].work = end_with(1, "failed", evidence="exit code 3")
-    play(*crew)
-    assert crew[1].code == 1
-    assert crew[1].verdict is not None
-    assert crew[1].verdict.first.evidence == "exit code 3"
+    launchers[0].work = leave
+    launchers[1].work = end_with(1, "failed", evidence="exit code 3")
+    play(*launchers)
+    assert launchers[1].code == 1
+    assert launchers[1].verdict is not None
+    assert launchers[1].verdict.first.evidence == "exit code 3"
 
 
 def test_a_node_that_stays_silent_after_a_failure_is_waited_for_only_so_long(launcher: Make, port: int) -> None:
@@ -205,10 +207,10 @@ def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: i
         refused.set()
         return make_outcome(0)
 
-    crew = [launcher(0, 2, work=work), launcher(1, 2)]
-    crew[1].work = lambda rendezvous: refused.wait(60) and make_outcome(1)
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0]
+    launchers = [launcher(0, 2, work=work), launcher(1, 2)]
+    launchers[1].work = lambda rendezvous: refused.wait(60) and make_outcome(1)
+    play(*launchers)
+    assert [one.code for one in launchers] == [0, 0]
     assert "RANK=1 is taken by host1" in answers[0].reason
     assert not answers[0].again
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from crew import Process
 from stage import Client, Launcher, make_info, make_outcome, take_part
+from stub_processes import Process
 from test_endings import hear_of_others
 from waiting import wait_until
 
@@ -20,15 +20,15 @@ QUICK = {"heartbeat": 1.0}
 
 
 def test_a_launcher_that_answers_no_ping_is_lost_to_all(launcher: Make, port: int) -> None:
-    crew = [launcher(rank, 3, work=hear_of_others(rank), more=QUICK) for rank in range(2)]
-    for one in crew:
+    launchers = [launcher(rank, 3, work=hear_of_others(rank), more=QUICK) for rank in range(2)]
+    for one in launchers:
         one.start()
     with Client(port) as silent:
         take_part(silent, 2, 3)
         fell_silent = time.time()
-        for one in crew:
+        for one in launchers:
             one.join(15)
-    for one in crew:
+    for one in launchers:
         assert one.code == 76
         assert one.verdict is not None
         assert one.verdict.first.time < fell_silent + 0.9, "not when that was noticed: its peers may have failed since"
@@ -72,16 +72,16 @@ def test_a_launcher_that_freezes_while_the_neighbours_are_tested_is_missing_and_
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_launcher_is_lost_and_finds_out_when_it_thaws(port: int, tmp_path: Path, frozen: int) -> None:
     given = {"address": "127.0.0.1", "port": port, "folder": str(tmp_path), "heartbeat": 2.0, "seconds": 30}
-    crew = [Process(node_rank=rank, nodes=2, **given) for rank in range(2)]
-    with crew[0], crew[1]:
-        for process in crew:
-            process.wait_for_go()
-        crew[frozen].send(signal.SIGSTOP)
-        assert crew[1 - frozen].finish(15) == 76
-        assert f"a node was lost: node {frozen} (host{frozen})" in crew[1 - frozen].log
-        assert "no heartbeat for 2 s" in crew[1 - frozen].log
-        crew[frozen].send(signal.SIGCONT)
-        assert crew[frozen].finish(15) == 76
+    launchers = [Process(node_rank=rank, nodes=2, **given) for rank in range(2)]
+    with launchers[0], launchers[1]:
+        for process in launchers:
+            process.wait_for_start()
+        launchers[frozen].send(signal.SIGSTOP)
+        assert launchers[1 - frozen].finish(15) == 76
+        assert f"a node was lost: node {frozen} (host{frozen})" in launchers[1 - frozen].log
+        assert "no heartbeat for 2 s" in launchers[1 - frozen].log
+        launchers[frozen].send(signal.SIGCONT)
+        assert launchers[frozen].finish(15) == 76
 
 
 def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(launcher: Make, port: int) -> None:

@@ -30,9 +30,9 @@ Make = Callable[..., Launcher]
 
 
 def test_launchers_agree_on_attempt_run_store_and_folder(launcher: Make, port: int, tmp_path: Path) -> None:
-    crew = [launcher(rank, 4, info={"attempt": rank}) for rank in range(4)]
-    play(*crew)
-    for rank, one in enumerate(crew):
+    launchers = [launcher(rank, 4, info={"attempt": rank}) for rank in range(4)]
+    play(*launchers)
+    for rank, one in enumerate(launchers):
         assert one.begun is not None, one.log
         assert (one.begun.group_rank, one.begun.nodes, one.begun.attempt, one.begun.run) == (rank, 4, 4, "linear-of-0")
         assert (one.begun.address, one.begun.port, one.begun.processes) == (LOOPBACK, port + 1, 2)
@@ -48,29 +48,29 @@ def test_where_launchers_bring_findings_all_learn_what_each_found(launcher: Make
 
     found: list[Any] = []
     rows = [tuple(ok("disk", f"{rank}" * 200) for _ in range(40)) for rank in range(20)]
-    crew = [launcher(rank, 20, info={"findings": rows[rank]}, work=read_peers) for rank in range(20)]
-    play(*crew)
+    launchers = [launcher(rank, 20, info={"findings": rows[rank]}, work=read_peers) for rank in range(20)]
+    play(*launchers)
     assert found == [[(rank, f"{rank}" * 200) for rank in range(20)]] * 20
 
 
 @pytest.mark.core
 def test_each_launcher_goes_to_the_address_at_which_it_found_node_0(launcher: Make) -> None:
-    crew = [launcher(rank, 2, address="localhost") for rank in range(2)]
-    play(*crew)
-    assert [one.begun and one.begun.address for one in crew] == [
+    launchers = [launcher(rank, 2, address="localhost") for rank in range(2)]
+    play(*launchers)
+    assert [one.begun and one.begun.address for one in launchers] == [
         "localhost",
         LOOPBACK,
     ]  # node 0's own name for itself stays
-    first, second = (one.begun.nonce for one in crew if one.begun)
+    first, second = (one.begun.nonce for one in launchers if one.begun)
     assert first == second != ""
 
 
 @pytest.mark.core
 def test_run_directories_of_two_names_are_two_jobs_and_refused_on_both_sides(launcher: Make) -> None:
-    crew = [launcher(rank, 2, info={"run_dir": name}) for rank, name in enumerate(("runs/a", "runs/b"))]
-    play(*crew)
-    assert [one.code for one in crew] == [CONFIGURATION] * 2
-    for one in crew:
+    launchers = [launcher(rank, 2, info={"run_dir": name}) for rank, name in enumerate(("runs/a", "runs/b"))]
+    play(*launchers)
+    assert [one.code for one in launchers] == [CONFIGURATION] * 2
+    for one in launchers:
         assert re.search(r"--run-dir \(a name\) +runs/a +0 \(host0\)\n +runs/b +1 \(host1\)", one.log), one.log
 
 
@@ -78,34 +78,34 @@ def test_run_directories_of_two_names_are_two_jobs_and_refused_on_both_sides(lau
 def test_paths_may_differ_per_node_and_other_names_at_their_end_are_a_warning(
     launcher: Make, paths: tuple[str, str], warned: int
 ) -> None:
-    crew = [launcher(rank, 2, info={"run_dir": path}) for rank, path in enumerate(paths)]
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0]
-    assert sum("--run-dir (a path)" in note for one in crew if one.begun for note in one.begun.notes) == warned
+    launchers = [launcher(rank, 2, info={"run_dir": path}) for rank, path in enumerate(paths)]
+    play(*launchers)
+    assert [one.code for one in launchers] == [0, 0]
+    assert sum("--run-dir (a path)" in note for one in launchers if one.begun for note in one.begun.notes) == warned
 
 
 def test_a_launcher_of_another_job_that_finds_this_one_at_its_address_is_not_taken_in(launcher: Make) -> None:
     stray = launcher(1, 2, info={"nonce": "b" * 16, "tries": 1}, timeout=3.0)
-    crew = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
-    crew[0].start()
+    launchers = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    launchers[0].start()
     stray.start()
     stray.join(20)
     assert stray.code == PEER, stray.log
     assert "leads to another job, of node 0 on host0" in stray.log
-    play(crew[1])
-    crew[0].join(20)
-    assert [one.code for one in crew] == [0, 0]
-    assert "refused node 1 (host1), which belongs to another job" in crew[0].log
+    play(launchers[1])
+    launchers[0].join(20)
+    assert [one.code for one in launchers] == [0, 0]
+    assert "refused node 1 (host1), which belongs to another job" in launchers[0].log
 
 
 def test_another_jobs_node_0_that_finds_this_one_is_told_to_look_elsewhere(launcher: Make, port: int) -> None:
     """Its rank is taken, as node 0's always is; it is no mistake in its configuration all the same."""
-    crew = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
-    crew[0].start()
+    launchers = [launcher(rank, 2, info={"nonce": "a" * 16, "tries": 1}) for rank in range(2)]
+    launchers[0].start()
     with Client(port) as stray:
         answer = stray.introduce(make_info(0, 2, nonce="b" * 16, tries=1), process="stray")
-    play(crew[1])
-    crew[0].join(20)
+    play(launchers[1])
+    launchers[0].join(20)
     assert answer == wire.Refused(CONFIGURATION, "another job, of node 0 on host0", again=True)
 
 
@@ -117,14 +117,14 @@ def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewher
         assert over.wait(20)
         return make_outcome(1)
 
-    crew = [launcher(0, 2), launcher(1, 2, work=work)]
-    for one in crew:
+    launchers = [launcher(0, 2), launcher(1, 2, work=work)]
+    for one in launchers:
         one.start()
     assert running.wait(20)
     with Client(port) as stray:
         answer = stray.introduce(make_info(1, 2, nonce="b" * 16, tries=1), process="stray")
     over.set()
-    for one in crew:
+    for one in launchers:
         one.join(20)
     assert answer == wire.Refused(CONFIGURATION, "another job, of node 0 on host0", again=True)
 
@@ -133,18 +133,18 @@ def test_a_job_in_its_first_attempt_tells_another_jobs_launcher_to_look_elsewher
 def test_either_node_may_start_first(launcher: Make, late: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("slipway.launch.rendezvous.coordinator.FIRST_LINE_SECONDS", 0.0)
-    crew = [launcher(rank, 2) for rank in range(2)]
-    crew[1 - late].start()
-    wait_until(lambda: crew[1 - late].lines, "a line that says whom it waits for")
-    play(crew[late])
-    crew[1 - late].join(10)
-    assert [one.code for one in crew] == [0, 0]
+    launchers = [launcher(rank, 2) for rank in range(2)]
+    launchers[1 - late].start()
+    wait_until(lambda: launchers[1 - late].lines, "a line that says whom it waits for")
+    play(launchers[late])
+    launchers[1 - late].join(10)
+    assert [one.code for one in launchers] == [0, 0]
 
 
 def test_a_folder_that_is_not_shared_is_noticed(launcher: Make, tmp_path: Path) -> None:
-    crew = [launcher(rank, 2, folder=tmp_path / str(rank)) for rank in range(2)]
-    play(*crew)
-    assert [one.begun and one.begun.shared for one in crew] == [False, False]
+    launchers = [launcher(rank, 2, folder=tmp_path / str(rank)) for rank in range(2)]
+    play(*launchers)
+    assert [one.begun and one.begun.shared for one in launchers] == [False, False]
 
 
 def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,20 +160,20 @@ def test_a_launcher_that_can_open_nothing_says_so(port: int, tmp_path: Path, mon
 
 
 def test_a_folder_that_some_share_is_named(launcher: Make, tmp_path: Path) -> None:
-    crew = [launcher(rank, 3, folder=tmp_path / str(rank // 2)) for rank in range(3)]
-    play(*crew)
-    assert crew[2].begun is not None
-    assert not crew[2].begun.shared
-    assert "only nodes 0, 1 share a run directory" in crew[2].begun.notes[0]
+    launchers = [launcher(rank, 3, folder=tmp_path / str(rank // 2)) for rank in range(3)]
+    play(*launchers)
+    assert launchers[2].begun is not None
+    assert not launchers[2].begun.shared
+    assert "only nodes 0, 1 share a run directory" in launchers[2].begun.notes[0]
 
 
 def test_a_store_port_in_use_is_replaced(launcher: Make, port: int) -> None:
-    crew = [launcher(rank, 2) for rank in range(2)]
+    launchers = [launcher(rank, 2) for rank in range(2)]
     with listen(port + 1):
-        play(*crew)
-    assert crew[0].begun is not None
-    assert crew[1].begun is not None
-    assert crew[0].begun.port == crew[1].begun.port != port + 1
+        play(*launchers)
+    assert launchers[0].begun is not None
+    assert launchers[1].begun is not None
+    assert launchers[0].begun.port == launchers[1].begun.port != port + 1
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a Service", "no Service"])
@@ -261,13 +261,13 @@ def test_of_several_addresses_behind_a_name_the_one_with_node_0_is_found(
     monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
     with socket.create_server((wrong[0], port)), socket.create_server((wrong[1], port)) as other:
         threading.Thread(target=greet_oddly, daemon=True).start()
-        crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
-        play(*crew)
+        launchers = [launcher(0, 2), launcher(1, 2, address="job.test")]
+        play(*launchers)
         other.shutdown(socket.SHUT_RDWR)
-    assert [one.code for one in crew] == [0, 0], crew[1].log
-    assert f"job.test:{port} (127.0.0.2, 127.0.0.3, 127.0.0.1) does not answer" in crew[1].log
-    assert crew[1].begun
-    assert crew[1].begun.address == LOOPBACK
+    assert [one.code for one in launchers] == [0, 0], launchers[1].log
+    assert f"job.test:{port} (127.0.0.2, 127.0.0.3, 127.0.0.1) does not answer" in launchers[1].log
+    assert launchers[1].begun
+    assert launchers[1].begun.address == LOOPBACK
 
 
 @pytest.mark.parametrize(("more", "codes"), [((), [CONFIGURATION] * 2), ((LOOPBACK,), [0, 0])])
@@ -281,10 +281,10 @@ def test_a_link_local_address_of_ipv6_behind_a_name_is_refused_with_the_reason_o
         return [found for name in names for found in real(name, *words, **others)]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    crew = [launcher(rank, 2, address="job.test", timeout=6.0) for rank in range(2)]
-    play(*crew)
-    assert [one.code for one in crew] == codes, crew[1].log
-    assert all(("job.test leads to fe80::1, a link-local address" in one.log) == (not more) for one in crew)
+    launchers = [launcher(rank, 2, address="job.test", timeout=6.0) for rank in range(2)]
+    play(*launchers)
+    assert [one.code for one in launchers] == codes, launchers[1].log
+    assert all(("job.test leads to fe80::1, a link-local address" in one.log) == (not more) for one in launchers)
 
 
 def test_a_name_that_leads_elsewhere_at_first_is_resolved_again(
@@ -297,11 +297,11 @@ def test_a_name_that_leads_elsewhere_at_first_is_resolved_again(
         return real(next(answers, LOOPBACK) if name == "job.test" else name, *words, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    crew = [launcher(0, 2), launcher(1, 2, address="job.test")]
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0], crew[1].log
-    assert crew[1].begun
-    assert crew[1].begun.address == LOOPBACK
+    launchers = [launcher(0, 2), launcher(1, 2, address="job.test")]
+    play(*launchers)
+    assert [one.code for one in launchers] == [0, 0], launchers[1].log
+    assert launchers[1].begun
+    assert launchers[1].begun.address == LOOPBACK
 
 
 def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
@@ -323,11 +323,11 @@ def test_node_0_that_does_not_find_itself_says_so(launcher: Make) -> None:
 def test_nodes_that_differ_all_get_78_and_the_same_table(
     launcher: Make, change: dict[str, Any], nodes: int, said: str
 ) -> None:
-    crew = [launcher(0, 2), Launcher(make_info(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
-    play(*crew)
-    assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
-    assert said in str(crew[0].error)
-    assert str(crew[0].error) == str(crew[1].error)
+    launchers = [launcher(0, 2), Launcher(make_info(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
+    play(*launchers)
+    assert [one.code for one in launchers] == [CONFIGURATION, CONFIGURATION]
+    assert said in str(launchers[0].error)
+    assert str(launchers[0].error) == str(launchers[1].error)
 
 
 def _where(launcher: Make) -> dict[str, Any]:
@@ -336,33 +336,33 @@ def _where(launcher: Make) -> dict[str, Any]:
 
 
 def test_a_difference_is_told_although_others_are_still_missing(launcher: Make) -> None:
-    crew = [launcher(rank, 4, info=info, timeout=3600.0) for rank, info in enumerate(({}, {"arguments": ()}))]
-    play(*crew)
-    assert [one.code for one in crew] == [CONFIGURATION, CONFIGURATION]
+    launchers = [launcher(rank, 4, info=info, timeout=3600.0) for rank, info in enumerate(({}, {"arguments": ()}))]
+    play(*launchers)
+    assert [one.code for one in launchers] == [CONFIGURATION, CONFIGURATION]
 
 
 @pytest.mark.parametrize("here", [2, 3])
 def test_a_node_with_a_problem_of_its_own_ends_all_that_are_here_in_its_words(launcher: Make, here: int) -> None:
-    crew = [launcher(rank, 3) for rank in range(here)]
-    crew[0].info = make_info(0, 3, problem="no snapshot in runs/gpt-1 verifies. " + "x" * 200)
-    play(*crew)
-    assert [one.code for one in crew] == [CONFIGURATION] * here
-    assert {str(one.error) for one in crew} == {f"node 0 (host0): {crew[0].info.problem}"}
+    launchers = [launcher(rank, 3) for rank in range(here)]
+    launchers[0].info = make_info(0, 3, problem="no snapshot in runs/gpt-1 verifies. " + "x" * 200)
+    play(*launchers)
+    assert [one.code for one in launchers] == [CONFIGURATION] * here
+    assert {str(one.error) for one in launchers} == {f"node 0 (host0): {launchers[0].info.problem}"}
 
 
 def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) -> None:
-    crew = [launcher(rank, 2, info={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
-    play(*crew)
-    for one in crew:
+    launchers = [launcher(rank, 2, info={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
+    play(*launchers)
+    for one in launchers:
         assert one.begun is not None, one.log
         assert one.begun.processes == 6
         assert "processes per node" in "\n".join(one.begun.notes)
 
 
 def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
-    crew = [launcher(rank, 2, info={"driver": f"58{rank}"}) for rank in range(2)]
-    play(*crew)
-    for one in crew:
+    launchers = [launcher(rank, 2, info={"driver": f"58{rank}"}) for rank in range(2)]
+    play(*launchers)
+    for one in launchers:
         assert one.code == 0
         assert one.begun is not None
         assert one.begun.notes[0].startswith("warning:")
@@ -383,21 +383,21 @@ def test_who_does_not_belong_gets_78_and_the_rendezvous_goes_on(
     launcher: Make, info: dict[str, Any], fields: dict[str, Any], said: str
 ) -> None:
     secret = "c0rrect-horse"
-    crew = [launcher(rank, 3, info={"job": "41"}, token=secret) for rank in range(3)]
-    crew[0].start()
-    crew[1].start()
-    wait_until(lambda: "waiting for nodes: 2 of 3" in crew[0].log, "the other node")
+    launchers = [launcher(rank, 3, info={"job": "41"}, token=secret) for rank in range(3)]
+    launchers[0].start()
+    launchers[1].start()
+    wait_until(lambda: "waiting for nodes: 2 of 3" in launchers[0].log, "the other node")
     where = _where(launcher) | {"token": secret} | fields
     stranger = Launcher(make_info(**{"node_rank": 2, "nodes": 3, "job": "41", "host": "stranger"} | info), 3, **where)
     play(stranger)
     assert stranger.code == CONFIGURATION
     assert said in stranger.log
-    play(crew[2])
-    crew[0].join(10)
-    crew[1].join(10)
-    assert [one.code for one in crew] == [0, 0, 0]
-    assert said in crew[0].log
-    assert all(secret not in one.log for one in [*crew, stranger])
+    play(launchers[2])
+    launchers[0].join(10)
+    launchers[1].join(10)
+    assert [one.code for one in launchers] == [0, 0, 0]
+    assert said in launchers[0].log
+    assert all(secret not in one.log for one in [*launchers, stranger])
 
 
 def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Make, port: int) -> None:
@@ -422,15 +422,15 @@ def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Mak
 
 
 def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make, port: int) -> None:
-    crew = [launcher(rank, 2) for rank in range(2)]
-    crew[0].start()
+    launchers = [launcher(rank, 2) for rank in range(2)]
+    launchers[0].start()
     with Client(port) as second:
         refused = second.introduce(make_info(0, 2, host="elsewhere"))
         assert isinstance(refused, wire.Refused)
         assert "RANK=0 is taken by host0" in refused.reason
-    play(crew[1])
-    crew[0].join(10)
-    assert crew[0].code == 0
+    play(launchers[1])
+    launchers[0].join(10)
+    assert launchers[0].code == 0
 
 
 def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Make, port: int) -> None:
@@ -449,13 +449,13 @@ def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Mak
 
 
 def test_the_rank_of_a_frozen_member_goes_to_the_newcomer(launcher: Make, port: int) -> None:
-    crew = [launcher(rank, 3) for rank in range(3)]
-    crew[0].start()
+    launchers = [launcher(rank, 3) for rank in range(3)]
+    launchers[0].start()
     with Client(port) as frozen:
         assert isinstance(frozen.introduce(make_info(1, 3), process="frozen"), wire.Welcome)
-        play(crew[1], crew[2])
-    crew[0].join(10)
-    assert [one.code for one in crew] == [0, 0, 0]
+        play(launchers[1], launchers[2])
+    launchers[0].join(10)
+    assert [one.code for one in launchers] == [0, 0, 0]
 
 
 def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
@@ -506,16 +506,16 @@ def test_a_node_that_leaves_while_waiting_is_missing_again(launcher: Make, port:
 def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> None:
     stop = threading.Event()
     first = launcher(0, 3, stopped=stop.is_set)
-    crew = [launcher(rank, 3) for rank in range(3)]
+    launchers = [launcher(rank, 3) for rank in range(3)]
     first.start()
-    crew[1].start()
+    launchers[1].start()
     wait_until(lambda: "waiting for nodes: 2 of 3" in first.log, "the other node")
     stop.set()
     first.join(60)
     assert not first.is_alive()
-    play(crew[0], crew[2])
-    crew[1].join(10)
-    assert [one.code for one in crew] == [0, 0, 0]
+    play(launchers[0], launchers[2])
+    launchers[1].join(10)
+    assert [one.code for one in launchers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -533,11 +533,11 @@ def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
 
     monkeypatch.setattr(NeighbourCheck, "_visit", blocked)
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
-    crew = [launcher(rank, 2, info={"runtime": runtime}) for rank in range(2)]
-    play(*crew)
-    assert [one.code for one in crew] == [0, 0]
-    assert "cannot connect to node" in crew[1].log
-    assert said in crew[1].log
+    launchers = [launcher(rank, 2, info={"runtime": runtime}) for rank in range(2)]
+    play(*launchers)
+    assert [one.code for one in launchers] == [0, 0]
+    assert "cannot connect to node" in launchers[1].log
+    assert said in launchers[1].log
 
 
 @pytest.mark.parametrize("runtime", ["docker", "kubernetes"])
@@ -565,10 +565,10 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
 
 
 def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
-    crew = [launcher(rank, 2, info={"run": "../../etc"}) for rank in range(2)]
-    play(*crew)
-    assert crew[1].code == CONFIGURATION
-    assert "cannot be a folder" in str(crew[1].error)
+    launchers = [launcher(rank, 2, info={"run": "../../etc"}) for rank in range(2)]
+    play(*launchers)
+    assert launchers[1].code == CONFIGURATION
+    assert "cannot be a folder" in str(launchers[1].error)
 
 
 def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:

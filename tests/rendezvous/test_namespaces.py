@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import Process
+from stub_processes import Process
 from waiting import wait_until
 
 pytestmark = pytest.mark.needs("network namespaces")
@@ -110,18 +110,18 @@ def hosts(net: Net) -> list[str]:
 
 
 def test_hosts_agree_and_use_the_interface_that_leads_to_the_others(net: Net, hosts: list[str]) -> None:
-    crew = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(hosts)]
-    starts = [process.wait_for_go() for process in crew]
-    assert [process.finish() for process in crew] == [0, 0, 0]
+    launchers = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(hosts)]
+    starts = [process.wait_for_start() for process in launchers]
+    assert [process.finish() for process in launchers] == [0, 0, 0]
     assert [start["interface"] for start in starts] == ["fabric0", "fabric0", "fabric0"]
     assert [start["shared"] for start in starts] == [False, False, False]
 
 
 def test_two_launchers_on_node_0s_host_beside_one_elsewhere_never_use_loopback(net: Net, hosts: list[str]) -> None:
     places = [hosts[0], hosts[0], hosts[1]]
-    crew = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(places)]
-    starts = [process.wait_for_go() for process in crew]
-    assert [process.finish() for process in crew] == [0, 0, 0]
+    launchers = [net.launch(host, rank, 3, address="10.77.0.2") for rank, host in enumerate(places)]
+    starts = [process.wait_for_start() for process in launchers]
+    assert [process.finish() for process in launchers] == [0, 0, 0]
     assert [start["interface"] for start in starts] == ["fabric0", "fabric0", "fabric0"]
 
 
@@ -134,12 +134,12 @@ def test_one_published_port_is_not_enough_and_all_are_told_what_is(net: Net) -> 
     net.plug(first, hub, "br0", "10.77.0.2/24")
     net.plug(second, hub, "br1", "10.78.0.2/24")
     net.proxy(hub, "10.77.0.2", "10.78.0.1")
-    crew = [
+    launchers = [
         net.launch(first, 0, 2, address="10.77.0.2", runtime="docker"),
         net.launch(second, 1, 2, address="10.78.0.1", runtime="docker"),
     ]
-    assert [process.finish() for process in crew] == [78, 78]
-    for process in crew:
+    assert [process.finish() for process in launchers] == [78, 78]
+    for process in launchers:
         assert "node 0 (host0) cannot connect to node 1 (host1) at 10.77.0.1, port" in process.log
         assert "node 1 (host1) cannot connect to node 0 (host0) at MASTER_ADDR, port" in process.log
         assert "--network host" in process.log
@@ -161,10 +161,10 @@ def test_a_master_that_answers_nothing_is_timed_out_or_unreachable(net: Net, hos
 def test_a_firewall_that_drops_packets_is_a_time_out(net: Net, hosts: list[str]) -> None:
     """Node 0's answers find no way back: to node 1 that looks like dropped packets."""
     ip(f"-n {hosts[0]} route add blackhole 10.77.0.3/32")
-    crew = [net.launch(hosts[rank], rank, 2, address="10.77.0.2", timeout=9) for rank in range(2)]
-    assert [process.finish() for process in crew] == [76, 76]
-    assert "10.77.0.2:29500 does not answer; usually: a firewall" in crew[1].log
-    assert "missing node rank 1" in crew[0].log
+    launchers = [net.launch(hosts[rank], rank, 2, address="10.77.0.2", timeout=9) for rank in range(2)]
+    assert [process.finish() for process in launchers] == [76, 76]
+    assert "10.77.0.2:29500 does not answer; usually: a firewall" in launchers[1].log
+    assert "missing node rank 1" in launchers[0].log
 
 
 @pytest.mark.parametrize(
@@ -182,25 +182,27 @@ def test_a_link_that_drops_large_packets_is_named_with_its_mtu(
     hub = hosts[0].removesuffix("h0") + "hub"
     for link in ("v1", "v2"):
         ip(f"-n {hub} link set {link} mtu {most}")
-    crew = [net.launch(hosts[rank], rank, 2, address="10.77.0.2", timeout=15) for rank in range(2)]
-    codes = [process.finish(60) for process in crew]
-    assert set(codes) <= {76, 78}, crew[1].log
-    assert says in crew[1].log, crew[1].log
-    assert "MTU" in crew[1].log
+    launchers = [net.launch(hosts[rank], rank, 2, address="10.77.0.2", timeout=15) for rank in range(2)]
+    codes = [process.finish(60) for process in launchers]
+    assert set(codes) <= {76, 78}, launchers[1].log
+    assert says in launchers[1].log, launchers[1].log
+    assert "MTU" in launchers[1].log
 
 
 def test_a_host_that_is_cut_off_is_lost_on_all_after_the_silence_that_node_0_allows(net: Net, hosts: list[str]) -> None:
     more = [{"heartbeat": 3}, {"heartbeat": 900}, {"heartbeat": 900}]
-    crew = [net.launch(host, rank, 3, address="10.77.0.2", seconds=90, **more[rank]) for rank, host in enumerate(hosts)]
-    for process in crew:
-        process.wait_for_go()
+    launchers = [
+        net.launch(host, rank, 3, address="10.77.0.2", seconds=90, **more[rank]) for rank, host in enumerate(hosts)
+    ]
+    for process in launchers:
+        process.wait_for_start()
     ip(f"-n {hosts[2]} link set fabric0 down")
     with ThreadPoolExecutor() as pool:
-        codes = list(pool.map(lambda process: process.finish(30), crew))
+        codes = list(pool.map(lambda process: process.finish(30), launchers))
     assert codes == [76, 76, 76]
-    assert "a node was lost: node 2 (host2): no heartbeat for 3 s" in crew[0].log
-    assert "a node was lost: node 2 (host2)" in crew[1].log
-    assert "a node was lost: node 0 (host0): no heartbeat for 3 s" in crew[2].log
+    assert "a node was lost: node 2 (host2): no heartbeat for 3 s" in launchers[0].log
+    assert "a node was lost: node 2 (host2)" in launchers[1].log
+    assert "a node was lost: node 0 (host0): no heartbeat for 3 s" in launchers[2].log
 
 
 def test_the_listener_of_a_job_on_loopback_is_not_on_the_network(net: Net, hosts: list[str]) -> None:
@@ -219,7 +221,7 @@ def test_the_listener_of_a_job_on_loopback_is_not_on_the_network(net: Net, hosts
 def test_ipv6_hosts_agree_too(net: Net, hosts: list[str]) -> None:
     for number, host in enumerate(hosts[:2]):
         ip(f"-n {host} addr add fd77::{number + 2}/64 dev fabric0 nodad")
-    crew = [net.launch(hosts[rank], rank, 2, address="fd77::2") for rank in range(2)]
-    starts = [process.wait_for_go() for process in crew]
-    assert [process.finish() for process in crew] == [0, 0]
+    launchers = [net.launch(hosts[rank], rank, 2, address="fd77::2") for rank in range(2)]
+    starts = [process.wait_for_start() for process in launchers]
+    assert [process.finish() for process in launchers] == [0, 0]
     assert [start["interface"] for start in starts] == ["fabric0", "fabric0"]

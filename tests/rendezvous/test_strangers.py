@@ -23,13 +23,13 @@ HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_info(1, 2)))
 @contextmanager
 def waiting_node_0(launcher: Make) -> Iterator[Launcher]:
     """Node 0 of two waits inside the block; afterwards node 1 comes, and both must agree and finish."""
-    crew = [launcher(rank, 2, timeout=120.0) for rank in range(2)]
-    crew[0].start()
-    Client(crew[0].port).socket.close()
-    yield crew[0]
-    play(crew[1])
-    crew[0].join(10)
-    assert [one.code for one in crew] == [0, 0], crew[0].log
+    launchers = [launcher(rank, 2, timeout=120.0) for rank in range(2)]
+    launchers[0].start()
+    Client(launchers[0].port).socket.close()
+    yield launchers[0]
+    play(launchers[1])
+    launchers[0].join(10)
+    assert [one.code for one in launchers] == [0, 0], launchers[0].log
 
 
 def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
@@ -190,12 +190,12 @@ def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: in
 
 
 def test_a_launcher_that_reads_nothing_does_not_hold_up_the_others(launcher: Make) -> None:
-    crew = [launcher(rank, 3) for rank in range(3)]
-    crew[0].start()
-    with Client(crew[0].port) as deaf, Client(crew[0].port) as other:
+    launchers = [launcher(rank, 3) for rank in range(3)]
+    launchers[0].start()
+    with Client(launchers[0].port) as deaf, Client(launchers[0].port) as other:
         assert isinstance(deaf.introduce(make_info(2, 3)), wire.Welcome)  # and reads no more
         assert isinstance(other.introduce(make_info(1, 3)), wire.Welcome)
         other.wait_for(wire.Probe)
-    play(crew[1], crew[2])
-    crew[0].join(20)
-    assert [one.code for one in crew] == [0, 0, 0]
+    play(launchers[1], launchers[2])
+    launchers[0].join(20)
+    assert [one.code for one in launchers] == [0, 0, 0]

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from crew import SOURCES
 from simulate import replay, simulate
 from story import WITH_SPARES, Job, Story, bereaved, hurried, in_turn, overlooked, stunned, two_leaders, unheard, woken
+from stub_processes import SOURCES
 from virtual_launcher import Order
 from world import World
 

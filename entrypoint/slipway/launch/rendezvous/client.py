@@ -42,9 +42,8 @@ GREETING_SECONDS = 10.0  # node 0's launcher greets in milliseconds; whatever is
 PAUSES = (0.05, 0.7, 3.0)
 QUICK_SECONDS = 15.0
 QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failures are not worth a line
-MARGIN_SECONDS = (
-    20.0  # how much later than node 0 itself a launcher gives up on it; testing the neighbours takes up to 15
-)
+# How much later than node 0 itself a launcher gives up on it; testing the neighbours takes up to 15 s.
+MARGIN_SECONDS = 20.0
 RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again before a spare node is asked to lead
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of so silent a launcher to another one

@@ -38,7 +38,7 @@ class Process:
         if self._process.stdout:
             self._process.stdout.close()
 
-    def wait_for_go(self, seconds: float = 20.0) -> dict[str, Any]:
+    def wait_for_start(self, seconds: float = 20.0) -> dict[str, Any]:
         """What the rendezvous gave this launcher."""
         assert self._process.stdout
         end = time.monotonic() + seconds
