@@ -1,5 +1,6 @@
 """Who is here, who is missing, who is turned away."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,7 +185,11 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
     [
         (make_hello(1, 2), {}, None),
         (make_hello(0, 2, process="node 0's"), {}, None),
-        (make_hello(0, 2), {}, "RANK=0 is taken by host0"),
+        (
+            make_hello(0, 2),
+            {},
+            "RANK=0 is taken by host0, which MASTER_ADDR names; every node needs a RANK of its own.",
+        ),
         (make_hello(2, 2), {}, "RANK=2, but WORLD_SIZE=2 allows 0 to 1"),
         (make_hello(-1, 2), {}, "RANK=-1"),
         (make_hello(2, 3), {}, None),  # WORLD_SIZE differs: that belongs into the table
@@ -276,6 +281,12 @@ def test_who_may_have_counted_processes_is_asked_unless_a_scheduler_gave_the_num
         assert membership.question == ""
 
 
+def test_node_0_asks_about_its_own_machine_before_any_launcher_is_here() -> None:
+    assert make_membership(4, doubtful=True, processes=4).question.endswith(
+        "Was it meant to count the 4 processes of this machine? Then unset WORLD_SIZE."
+    )
+
+
 def test_the_processes_of_a_node_beyond_the_expected_are_not_counted() -> None:
     membership = make_membership(4, doubtful=True)
     admit(membership, *(make_hello(rank, 4, processes=2) for rank in (0, 1)), make_hello(9, 10, processes=2))
@@ -294,15 +305,67 @@ def test_a_job_that_is_under_way_is_told_from_others_as_those_have_it_that_took_
     assert membership.nonce == nonce
 
 
-def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
-    def over_the_wire(hello: Hello) -> Hello:
-        return decode(encode(hello))
+def over_the_wire(hello: Hello) -> Hello:
+    return decode(encode(hello))
 
+
+def test_a_launcher_is_known_by_what_it_says_over_the_wire() -> None:
     membership = make_membership(2, job="job 41")
     own = over_the_wire(make_hello(0, 2, process="node 0's", job="job 41"))
     assert membership.objection(own) is None
     admit(membership, make_hello(1, 2, process="first"))
     assert membership.rival(over_the_wire(make_hello(1, 2, process="first"))) is None
+
+
+def test_a_job_of_hundreds_of_nodes_knows_them_by_what_they_say_over_the_wire() -> None:
+    membership = Membership(
+        own=make_info(399, 400), nodes=400, least=400, process="its", allow_uneven=False, doubtful=False, spares=1
+    )
+    for rank in range(401):
+        admit(membership, over_the_wire(make_hello(rank, 400, process="its")))
+        assert membership.complete == (rank == 400)
+    assert membership.objection(over_the_wire(make_hello(399, 400, process="its"))) is None
+    taken, beyond = (membership.objection(over_the_wire(make_hello(rank, 400))) for rank in (399, 401))
+    assert taken == "RANK=399 is taken by host399, which leads the job; every node needs a RANK of its own."
+    assert beyond == "RANK=401, but WORLD_SIZE=400+1 allows 0 to 400. RANK counts nodes."
+
+
+def test_what_is_known_of_the_newest_attempt_goes_with_the_launcher_that_knew_it() -> None:
+    membership = make_membership(3)
+    admit(membership, *(make_hello(rank, 3, tries=rank, attempt=rank, nonce=f"of {rank}") for rank in range(3)))
+    said = [membership.nonce]
+    for rank in (2, 1):
+        membership.vacate(rank)
+        said.append(membership.nonce)
+    assert said == ["of 2", "of 1", ""]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "offered", "number"),
+    [((0, 0), (0, 0), 1), ((2, 1), (0, 0), 3), ((0, 3), (4, 1), 5), ((5, 0), (0, 5), 6)],
+)
+def test_the_next_attempt_has_a_higher_number_than_any_that_is_known(
+    attempts: tuple[int, int], offered: tuple[int, int], number: int
+) -> None:
+    membership = make_membership(2)
+    admit(
+        membership,
+        *(
+            replace(make_hello(rank, 2, tries=attempts[rank], attempt=attempts[rank]), offered=offered[rank])
+            for rank in (0, 1)
+        ),
+    )
+    assert membership.next_attempt == number
+
+
+def test_the_places_that_are_held_are_those_of_the_nodes_that_ran_the_newest_attempt() -> None:
+    membership = make_membership(2, spares=2)
+    places = {0: (2, 0), 1: (1, 1), 2: (2, 1), 3: (2, -1)}
+    admit(
+        membership,
+        *(make_hello(rank, 2, tries=tries, attempt=tries, place=place) for rank, (tries, place) in places.items()),
+    )
+    assert membership.held == {0: 0, 2: 1}
 
 
 def test_a_rival_is_another_process_with_the_same_rank() -> None:
@@ -407,3 +470,11 @@ def test_a_spare_node_that_does_not_fit_is_told_why(changes: dict[str, Any], say
     reason = make_membership(2, spares=1).misfit(Member(make_hello(2, 2, **changes), None, 0.0))
     assert bool(reason) == bool(says)
     assert says in reason
+
+
+def test_a_spare_node_that_knows_the_newest_attempt_is_compared_with_the_node_that_leads() -> None:
+    membership = make_membership(400, spares=1)
+    admit(membership, make_hello(0, 400), over_the_wire(make_hello(400, 400, tries=1, attempt=1, torch="0.1")))
+    assert "differs from the others in torch" in membership.misfit(
+        Member(over_the_wire(make_hello(400, 400, torch="0.1")), None, 0.0)
+    )

@@ -85,6 +85,7 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
         ("WORLD_SIZE", "2+1", (2, 2, 1)),
         ("WORLD_SIZE", "2+0", (2, 2, 0)),
         ("WORLD_SIZE", "16+20", (16, 16, 20)),
+        ("WORLD_SIZE", "2+65536", (2, 2, 65_536)),
         ("RANK", "0", 0),
         ("MASTER_PORT", "65534", 65_534),
         ("NPROC_PER_NODE", "auto", "auto"),
@@ -97,6 +98,7 @@ def test_every_setting_of_our_own_carries_the_prefix() -> None:
         ("SLIPWAY_BACKEND", "gloo", "gloo"),
         ("SLIPWAY_NOTIFY", "https://hooks.example/a?b=c#d", "https://hooks.example/a?b=c#d"),
         ("SLIPWAY_NOTIFY", "http://[::1]:8080", "http://[::1]:8080"),
+        ("WORLD_SIZE", "2+65537", None),
         ("WORLD_SIZE", "2+", None),
         ("WORLD_SIZE", "+2", None),
         ("WORLD_SIZE", "2+-1", None),
@@ -165,6 +167,9 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
         ("SLIPWAY_RENDEZVOUS_TIMEOUT", 1, 86_400),
         ("SLIPWAY_HEARTBEAT_TIMEOUT", 2, 3600),
         ("SLIPWAY_ELASTIC_WINDOW", 0, 86_400),
+        ("SLIPWAY_SPARES", 0, 65_536),
+        ("SLIPWAY_STORE_LIMIT", 0, 1_000_000),
+        ("SLIPWAY_STORE_PARALLEL", 1, 64),
     ],
 )
 def test_a_number_has_bounds_and_the_message_names_them(name: str, least: int, most: int) -> None:

@@ -454,8 +454,18 @@ def test_the_launchers_of_one_start_of_a_job_share_its_name(environ: dict[str, s
     assert {resolve(environ | {"SLURM_NODEID": node}).start for node in "01"} == {start}
 
 
-def test_a_port_that_was_typed_stays_on_a_single_node_too() -> None:
-    assert resolve({}, {"MASTER_PORT": "4000"}).master_port == 4000
+@pytest.mark.parametrize(("typed", "port", "is_free"), [({}, 40_001, True), ({"MASTER_PORT": "4000"}, 4000, False)])
+def test_a_single_node_takes_any_free_port_unless_one_was_typed(
+    typed: dict[str, str], port: int, is_free: bool
+) -> None:
+    topology = resolve({}, typed)
+    assert (topology.master_port, topology.has_free_port) == (port, is_free)
+
+
+@pytest.mark.parametrize(("typed", "elastic"), [("2", False), ("2:4", True), ("2+1", False)])
+def test_the_number_of_nodes_is_shown_as_it_was_typed(typed: str, elastic: bool) -> None:
+    topology = resolve(PLAIN | {"WORLD_SIZE": typed})
+    assert (topology.size, topology.elastic) == (typed, elastic)
 
 
 def test_what_the_file_says_under_the_other_name_is_kept_as_turned_down() -> None:
@@ -604,10 +614,12 @@ def test_a_number_of_a_scheduler_that_python_cannot_read_is_a_mistake_and_no_cra
         (PLAIN | {"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "1"}, {}, 2, 1, (2, 3)),
         (PLAIN | {"NNODES": "4+1"}, {}, 4, 1, (2, 3)),
         (PLAIN | {"SLIPWAY_SPARES": "0"}, {}, 2, 0, (2, 3)),
+        (PLAIN | {"WORLD_SIZE": "3", "SLIPWAY_SPARES": "1"}, {}, 3, 1, (2, 3)),
         (TRAINER | {"PET_NNODES": "3+1"}, {}, 3, 1, (2, 3)),
         (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2", "SLIPWAY_SPARES": "1"}, {}, 2, 1, ()),
         (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3"}, {"SLIPWAY_SPARES": "1"}, 2, 1, (2, 3)),
         (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3"}, {"WORLD_SIZE": "2+1"}, 2, 1, (2, 3)),
+        (BARE_SRUN | {"SLURM_STEP_NUM_NODES": "3"}, {"WORLD_SIZE": "2", "SLIPWAY_SPARES": "1"}, 2, 1, (2, 3)),
     ],
 )
 def test_spare_nodes_wait_beside_those_of_the_job(
@@ -638,6 +650,10 @@ def test_spare_nodes_wait_beside_those_of_the_job(
 )
 def test_node_0_says_whose_places_spare_nodes_can_take(environ: dict[str, str], says: str) -> None:
     assert says in resolve({"NPROC_PER_NODE": "2"} | environ, devices=make_devices(2)).notes
+
+
+def test_a_job_without_spare_nodes_speaks_of_none() -> None:
+    assert not any("spare" in note for note in resolve(PLAIN | {"RANK": "0"}, devices=make_devices(2)).notes)
 
 
 @pytest.mark.parametrize(
