@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ def resolve(
 ) -> Topology:
     """The topology of a node with this environment; without GPUs where no devices are given."""
     sources = make_sources(environ, options, env_file=env_file or {})
-    host = dataclasses.replace(make_host(fqdn), runtime=detect_runtime(environ, Path("/no-container")))
+    host = make_host(fqdn)._replace(runtime=detect_runtime(environ, Path("/no-container")))
     return resolve_topology(sources, devices or make_devices(), host)
 
 

@@ -1,6 +1,5 @@
 """One table of advice for each runtime: nobody in a pod or a Slurm job is told what to type behind `docker run`."""
 
-import dataclasses
 import re
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,7 @@ def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> 
 
 @pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
 def test_the_rows_of_a_check_fit_the_runtime(tmp_path: Path, runtime: str) -> None:
-    host = dataclasses.replace(make_host(), runtime=runtime)
+    host = make_host()._replace(runtime=runtime)
     devices = make_devices(0)._replace(driver="550.54")  # a driver that shows no GPU
     rows = quick_check({}, host, devices, tmp_path, None)
     assert any(row.what == "driver" and row.advice for row in rows)

@@ -209,6 +209,12 @@ def test_importing_the_package_loads_nothing_else() -> None:
     )
 
 
+def test_a_launcher_collects_garbage_once_everything_is_imported() -> None:
+    code = "import gc, slipway.cli, slipway.cli.cli; slipway.cli.cli.main = lambda: print(gc.isenabled(), gc.get_freeze_count() > 0); slipway.cli.main()"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == "True True\n"
+
+
 def test_a_start_loads_nothing_for_completion() -> None:
     code = "import slipway.cli.cli, sys; sys.exit('click.shell_completion' in sys.modules or 'slipway.cli.reports' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

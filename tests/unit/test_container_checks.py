@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from pathlib import Path
@@ -31,7 +30,7 @@ VOLUME = {**OVERLAY, CHECKPOINTS: "ext4"}
 def in_image(runtime: str = "docker", mounts: dict[Path, str] | None = None, **more: object) -> Host:
     """A host that is Slipway's image; a plain `docker run` unless said otherwise."""
     changes = {"image": "0.1.0-abc", "runtime": runtime, "mounts": mounts or OVERLAY, "scratch": Path("/tmp/slipway-7")}
-    return dataclasses.replace(make_host(), **{**changes, **more})  # type: ignore[arg-type]
+    return make_host()._replace(**{**changes, **more})  # type: ignore[arg-type]
 
 
 def said(host: Host, own: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str) -> list[str]:
@@ -82,7 +81,7 @@ def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(r
         (in_image(mounts=VOLUME), CHECKPOINTS / "gpt-1"),
         (in_image(mounts={**OVERLAY, Path("/mine"): "nfs4"}), Path("/mine/runs")),
         (in_image(mounts={CHECKPOINTS: "ext4"}), Path("/elsewhere")),  # nothing is known of the root
-        (dataclasses.replace(make_host(), mounts=OVERLAY, runtime="docker"), Path("/somewhere")),
+        (make_host()._replace(mounts=OVERLAY, runtime="docker"), Path("/somewhere")),
     ],
 )
 def test_results_that_outlive_the_container_are_not_warned_of(host: Host, folder: Path) -> None:
@@ -387,7 +386,7 @@ def test_names_that_docker_compose_reads_from_the_same_file_are_left_to_it(slipw
 def test_processes_that_share_a_part_of_the_cores_are_warned_of(
     affinity: int, cores: int, processes: str, runtime: str, said: str
 ) -> None:
-    host = dataclasses.replace(make_host(), affinity=affinity, cores=cores, runtime=runtime)
+    host = make_host()._replace(affinity=affinity, cores=cores, runtime=runtime)
     told = [
         line
         for line in warnings(host, resolve({}, {"NPROC_PER_NODE": processes}), Path("runs"), True)
@@ -400,7 +399,7 @@ def test_processes_that_share_a_part_of_the_cores_are_warned_of(
 @pytest.mark.parametrize(("length", "warned"), [(74, False), (75, False), (76, True), (140, True)])
 def test_a_folder_for_temporary_files_in_which_no_socket_fits_is_warned_of(length: int, warned: bool) -> None:
     folder = Path("/" + "t" * (length - 1))
-    host = dataclasses.replace(make_host(), scratch=folder / "slipway-0")
+    host = make_host()._replace(scratch=folder / "slipway-0")
     told = [line for line in warnings(host, resolve({}), Path("runs"), True) if "AF_UNIX" in line]
     assert bool(told) is warned
     assert not warned or f"{folder}" in told[0]

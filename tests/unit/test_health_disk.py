@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import os
@@ -91,22 +90,22 @@ def test_a_folder_that_cannot_be_made_is_wrong_configuration(tmp_path: Path) -> 
 def test_in_the_image_the_flag_of_the_runtime_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("slipway.launch.resolve.container_checks.can_write", lambda folder: False)
     monkeypatch.setattr("slipway.launch.resolve.container_checks.is_read_only", lambda folder: True)
-    host = dataclasses.replace(make_host(), image="0.1", runtime="docker", mounts={tmp_path: "ext4"})
+    host = make_host()._replace(image="0.1", runtime="docker", mounts={tmp_path: "ext4"})
     row = next(look_at_disks(host, {}, tmp_path))
     assert (row.level, row.code) == ("error", CONFIGURATION)
     assert "mount it without :ro" in row.found
 
 
 def test_results_that_go_with_the_container_are_a_warning(tmp_path: Path) -> None:
-    docker = dataclasses.replace(make_host(), image="0.1", runtime="docker", scratch=HERE)
-    host = dataclasses.replace(docker, mounts={Path("/"): "overlay"})
+    docker = make_host()._replace(image="0.1", runtime="docker", scratch=HERE)
+    host = docker._replace(mounts={Path("/"): "overlay"})
     rows = {row.what: row for row in look_at_disks(host, {"HOME": str(tmp_path)}, tmp_path)}
     assert rows["results"].level == "warning"
     assert rows["results"].found == fleeting_results(host, tmp_path).removeprefix("warning: ")
     assert (
         f'mkdir -p runs, and add --user "$(id -u):0" -v "$PWD/runs:{tmp_path}" to docker run' in rows["results"].found
     )
-    kept = dataclasses.replace(host, mounts={Path("/"): "overlay", tmp_path: "ext4"})
+    kept = host._replace(mounts={Path("/"): "overlay", tmp_path: "ext4"})
     assert "results" not in {row.what for row in look_at_disks(kept, {"HOME": str(tmp_path)}, tmp_path)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -171,7 +170,7 @@ def test_where_a_run_was_is_seen(
     monkeypatch: pytest.MonkeyPatch, runtime: str, image: str | None, environ: dict[str, str], expected: tuple[str, str]
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: IMAGE_USER)
-    host = dataclasses.replace(make_host(), image=image, runtime=runtime)
+    host = make_host()._replace(image=image, runtime=runtime)
     here = find_here(
         Job(plan_for(devices=make_devices(2)), make_sources(environ), make_devices(2), environ, None, host), False
     )

@@ -346,7 +346,7 @@ def test_the_plan_says_what_is_started(environ: dict[str, str], words: tuple[str
 
 def test_the_image_is_named_where_there_is_one() -> None:
     made = plan_for()
-    inside = replace(made, topology=replace(made.topology, image="0.1.0-abc"))
+    inside = made._replace(topology=made.topology._replace(image="0.1.0-abc"))
     values = resolved_values(made.topology, make_sources({}))
     assert plan_lines(inside, values, [])[1] == "in the image 0.1.0-abc"
     assert not any("in the image" in line for line in plan_lines(made, values, []))

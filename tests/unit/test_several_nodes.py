@@ -34,7 +34,7 @@ SICK = Outcome(1, "n1", "unhealthy", 1.0)
 
 def job_of(nodes: str = "2", **environ: str) -> Job:
     contract = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes} | environ
-    return dataclasses.replace(make_job(environ=contract), sources=make_sources(contract))
+    return make_job(environ=contract)._replace(sources=make_sources(contract))
 
 
 def rule(
@@ -118,7 +118,7 @@ def test_only_the_pods_of_an_indexed_job_are_replaced_one_by_one(
     nodes: str, environ: dict[str, str], words: tuple[str, ...], replaced: bool
 ) -> None:
     given = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes, **environ}
-    job = dataclasses.replace(job_of(), plan=plan_for(words, given), sources=make_sources(given))
+    job = job_of()._replace(plan=plan_for(words, given), sources=make_sources(given))
     assert job.replaced == replaced
 
 
@@ -137,7 +137,7 @@ def test_a_replacement_is_awaited_where_somebody_can_start_one(
     nodes: str, environ: dict[str, str], words: tuple[str, ...], awaits: bool
 ) -> None:
     given = environ if environ == BARE_SRUN else {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": nodes, **environ}
-    job = dataclasses.replace(job_of(), plan=plan_for(words, given), sources=make_sources(given))
+    job = job_of()._replace(plan=plan_for(words, given), sources=make_sources(given))
     assert job.awaits_replacement == awaits
 
 

@@ -1,6 +1,5 @@
 """A single node's attempts: what the next one starts with, and what is left of the last."""
 
-import dataclasses
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,7 +140,7 @@ def test_the_nodes_share_a_run_directory_where_all_see_it_under_one_name(
     tmp_path: Path, seen: bool, run_dir: str, shared: bool
 ) -> None:
     environ = {"MASTER_ADDR": "n0", "RANK": "1", "WORLD_SIZE": "2", "SLIPWAY_RUN_DIR": run_dir}
-    job = dataclasses.replace(make_job(environ=environ), sources=make_sources(environ))
+    job = make_job(environ=environ)._replace(sources=make_sources(environ))
     start = AttemptStart(3, "lm-1", 2, 1, 2, 29_501, seen, False, address="n0", interface=None)
     _, node = agree(job, Node(Run(tmp_path / "guess", "none", 1)), start)
     assert (node.run.shared, node.run.attempt) == (shared, 3)

@@ -1,6 +1,5 @@
 """Every row of the contract at the container's door, the winners' sources, and the line of arithmetic."""
 
-import dataclasses
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -198,7 +197,7 @@ def test_training_on_the_cpu_is_told_in_a_plain_line(gpus: int, said: bool) -> N
     ],
 )
 def test_docker_is_spoken_of_in_the_image_alone(image: str | None, runtime: str, advice: str) -> None:
-    host = dataclasses.replace(make_host(), image=image, runtime=runtime)
+    host = make_host()._replace(image=image, runtime=runtime)
     notes = resolve_topology(make_sources({}), make_devices(0), host).notes
     assert f"no GPU visible (no NVIDIA driver), training on CPU{advice}" in notes
 

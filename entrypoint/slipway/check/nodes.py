@@ -67,15 +67,13 @@ def passing(job: Job, folder: Path) -> Job:
     options = {"SLIPWAY_RUNS": folder, "SLIPWAY_RUN_DIR": folder / RUN, "SLIPWAY_RESUME": "none"}
     quiet = {"SLIPWAY_MAX_RESTARTS": "0", "SLIPWAY_GRACE_SECONDS": GRACE_SECONDS, "SLIPWAY_CHECK": "0"}
     given = {name: str(value) for name, value in (options | quiet).items()}
-    sources = dataclasses.replace(job.sources, options={**job.sources.options, **given})
+    sources = job.sources._replace(options={**job.sources.options, **given})
     topology = job.plan.topology
     everybody = topology.nodes + topology.spares  # spare nodes are checked like all others
-    topology = dataclasses.replace(
-        topology, notes=(), nodes=everybody, least=everybody, spares=0, group_rank=topology.node_rank
-    )
+    topology = topology._replace(notes=(), nodes=everybody, least=everybody, spares=0, group_rank=topology.node_rank)
     # Without an image there is no warning that the results, which are temporary, do not outlive the container.
-    host = dataclasses.replace(job.host, image=None)
-    return dataclasses.replace(job, plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
+    host = job.host._replace(image=None)
+    return job._replace(plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
 
 
 def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:

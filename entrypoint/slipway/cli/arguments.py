@@ -1,6 +1,5 @@
 """What was typed: the launcher's options, the workload with its own, and from them and this machine a job."""
 
-import dataclasses
 import os
 import platform
 import re
@@ -62,7 +61,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     if topology.nodes > 1:
         refuse_rendezvous(options)
     elif options.get("rdzv_id"):
-        topology = dataclasses.replace(topology, rendezvous_id=options["rdzv_id"])
+        topology = topology._replace(rendezvous_id=options["rdzv_id"])
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
@@ -108,7 +107,7 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
     notes = [f"warning: {slip}" for slip in sources.slips]
     notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(program.arguments, program.typed)
-    return dataclasses.replace(topology, notes=tuple(notes))
+    return topology._replace(notes=tuple(notes))
 
 
 def foresee_interfaces(job: Job) -> Plan:
@@ -117,7 +116,7 @@ def foresee_interfaces(job: Job) -> Plan:
     if topology.nodes == 1 or topology.process:
         return job.plan
     name = interface_towards(topology.master_addr, one_machine=is_loopback(topology.master_addr))
-    return dataclasses.replace(job.plan, env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
+    return job.plan._replace(env={**job.plan.env, **(interfaces(name, job.environ) if name else {})})
 
 
 def _count_processes(sources: Sources, chosen: "Options") -> Sources:
@@ -130,7 +129,7 @@ def _count_processes(sources: Sources, chosen: "Options") -> Sources:
             "With --launcher spawn, --world-size and --nproc-per-node mean the same; type one of them."
         )
     origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
-    return dataclasses.replace(sources, options={**sources.options, name: str(count)}, origins=origins)
+    return sources._replace(options={**sources.options, name: str(count)}, origins=origins)
 
 
 def require_possible(chosen: "Options", topology: Topology, stages: int, *, uneven: bool) -> None:

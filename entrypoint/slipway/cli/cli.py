@@ -103,12 +103,15 @@ def slipway() -> None:
     """
 
 
+LAUNCHER_OPTIONS = launcher_options()
+
+
 def _command(name: str, function: Any, params: Sequence[click.Parameter], epilog: str) -> None:
     slipway.add_command(
         Launching(
             name,
             callback=function,
-            params=[WORDS, *params, *launcher_options()],
+            params=[WORDS, *params, *LAUNCHER_OPTIONS],
             help=function.__doc__,
             epilog=epilog,
             context_settings=CONTEXT,

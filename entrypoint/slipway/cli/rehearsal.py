@@ -3,7 +3,6 @@
 python -m slipway.cli.rehearsal FAULT WORKLOAD [options]     # FAULT: see train/workloads/selftest.py
 """
 
-import dataclasses
 import sys
 
 from slipway.cli.arguments import read_job
@@ -20,9 +19,7 @@ def main(fault: str, *words: str) -> int:
     try:
         job = read_job(words, {})
         workload = rehearsed(job.plan.workload, fault)
-        return run_job(
-            dataclasses.replace(job, plan=make_plan(job.plan.topology, workload, job.plan.arguments, job.sources))
-        )
+        return run_job(job._replace(plan=make_plan(job.plan.topology, workload, job.plan.arguments, job.sources)))
     except LaunchError as error:
         print(f"slipway: {error}", file=sys.stderr)
         return error.code

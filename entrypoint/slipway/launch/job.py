@@ -170,8 +170,8 @@ class Attempts:
         """Speak for all from here on where this node leads in place of another one, and no longer where another one leads now."""
         topology = self._job.plan.topology
         if topology.spares and (topology.rank == 0) != (job.plan.topology.rank == 0):
-            topology = dataclasses.replace(topology, group_rank=self._node.place)
-            self._job = dataclasses.replace(self._job, plan=dataclasses.replace(self._job.plan, topology=topology))
+            topology = topology._replace(group_rank=self._node.place)
+            self._job = self._job._replace(plan=self._job.plan._replace(topology=topology))
             self._notices = self._stack.enter_context(open_notices(self._job, say))
 
     def _attempt(self, job: Job) -> Ending:

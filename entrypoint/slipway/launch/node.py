@@ -177,6 +177,6 @@ def with_free_port(job: Job) -> Job:
     if not topology.has_free_port:
         return job
     port = free_port(0)
-    topology = dataclasses.replace(topology, master_port=port, store_port=port)
+    topology = topology._replace(master_port=port, store_port=port)
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
-    return dataclasses.replace(job, plan=plan)
+    return job._replace(plan=plan)

@@ -223,8 +223,7 @@ def agree(job: Job, node: Node, start: AttemptStart) -> tuple[Job, Node]:
     own, path = job.sources.value("SLIPWAY_RUN_DIR"), node.run.path
     if own or path.name != start.run:
         path = Path(own).absolute() if own else runs_folder(job) / start.run
-    topology = dataclasses.replace(
-        job.plan.topology,
+    topology = job.plan.topology._replace(
         nodes=start.nodes,
         least=start.nodes,
         group_rank=start.group_rank,
@@ -237,7 +236,7 @@ def agree(job: Job, node: Node, start: AttemptStart) -> tuple[Job, Node]:
         say(topology.arithmetic)
     plan = make_plan(topology, job.plan.workload, job.plan.arguments, job.sources)
     if start.interface:
-        plan = dataclasses.replace(plan, env={**plan.env, **interfaces(start.interface, job.environ)})
+        plan = plan._replace(env={**plan.env, **interfaces(start.interface, job.environ)})
     again = start.tries or topology.may_have_begun
     resume = node.run.resumes_again(start.snapshot) if again else node.run.resume
     run = Run(path, resume, start.attempt, shared=start.shared and path.name == start.run, origin=node.run.origin)
@@ -245,4 +244,4 @@ def agree(job: Job, node: Node, start: AttemptStart) -> tuple[Job, Node]:
     ledger = node.ledger if node.tries and node.place != SPARE else start.ledger
     node = dataclasses.replace(node, run=run, missed=missed, failures=start.failures, reached=start.reached)
     node = dataclasses.replace(node, place=start.group_rank, leader=start.leader)
-    return dataclasses.replace(job, plan=plan), dataclasses.replace(node, ledger=ledger)
+    return job._replace(plan=plan), dataclasses.replace(node, ledger=ledger)

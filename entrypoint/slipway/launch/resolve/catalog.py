@@ -3,18 +3,15 @@
 Workloads are named by module strings: the launcher never imports training code.
 """
 
-import dataclasses
 import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.starters import refuse_starter
@@ -24,8 +21,7 @@ from slipway.protocol.mistake import did_you_mean, nearest
 from slipway.protocol.printable import printable
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """What torchrun starts per process.
 
     `next` are commands to try after a run, with {run} for its folder and {longer} for its arguments with more steps.
@@ -129,13 +125,13 @@ CHECK = Workload(
 def spawned(workload: Workload) -> Workload:
     """Return one of our workloads as a single process that starts its workers itself, instead of torchrun."""
     command = (*_LEASHED, *_PYTHON, "slipway.train.worker.spawn", workload.name)
-    return dataclasses.replace(workload, command=command, spawned=True)
+    return workload._replace(command=command, spawned=True)
 
 
 def rehearsed(workload: Workload, fault: str) -> Workload:
     """Return one of our workloads as `slipway selftest` trains it: with this fault, or `none`, on its last rank."""
     command = (*_LEASHED, *_PYTHON, "slipway.train.workloads.selftest", fault, workload.name)
-    return dataclasses.replace(workload, command=command)
+    return workload._replace(command=command)
 
 
 def is_program(first: str) -> bool:
@@ -198,6 +194,8 @@ def require_module(name: str, folders: Iterable[str]) -> None:
         ):  # a namespace in a package, which Python would have to import; no name of a module
             return
         if not found:
+            from pkgutil import iter_modules
+
             near = nearest(full, [module.name for module in iter_modules(path, f"{known}." if known else "")])
             meant = f" Did you mean {near}?" if near and part != "__main__" else ""
             what = (

@@ -12,8 +12,9 @@ import stat
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import free_port
@@ -27,8 +28,7 @@ CHECKPOINTS, DATA = Path("/checkpoints"), Path("/data")  # folders of the image,
 USUAL_IMAGE = "slipway:dev"  # what images/variant.sh calls the default variant; the others add their name
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """This host's full name, a port that is free here, the variables that have to be made good.
 
     `runtime` is what runs us, for advice: host, docker, kubernetes or slurm. `image` names Slipway's own image, None
@@ -43,13 +43,13 @@ class Host:
     runtime: str
     mended: Mapping[str, str]
     image: str | None = None
-    mounts: Mapping[Path, str] = field(default_factory=dict)
+    mounts: Mapping[Path, str] = MappingProxyType({})
     shm: int | None = None
     noexec: bool = False
     scratch: Path = Path("/tmp")  # noqa: S108  # a default for tests; `read_host` asks
     affinity: int = 1
     cores: int = 1
-    dmi: Mapping[str, str] = field(default_factory=dict)
+    dmi: Mapping[str, str] = MappingProxyType({})
 
     @property
     def usual_image(self) -> str:

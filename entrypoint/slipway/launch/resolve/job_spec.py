@@ -2,11 +2,9 @@
 job the batch at every size.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
@@ -19,8 +17,7 @@ if TYPE_CHECKING:
     from slipway.options import Options
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A plan with what it was made from. `data` hashes the workload's embedded data, if it has any; `options` are those of a
     workload of ours.
     """
@@ -129,7 +126,7 @@ def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -
     note = f"{world} = {pipelines} pipeline{'s' if pipelines > 1 else ''} of {stages} stages"
     if topology.processes_per_node % stages and topology.nodes > 1:
         note += ", some of which are on two nodes"
-    return dataclasses.replace(topology, notes=(note, *topology.notes))
+    return topology._replace(notes=(note, *topology.notes))
 
 
 def require_all_sizes(topology: Topology, stages: int, batch: int | None, accumulate: int) -> None:

@@ -84,15 +84,13 @@ def locate_module(name: str) -> Path | None:
     return None if found is None or found.origin is None else Path(found.origin).parent
 
 
-VERSION = re.compile(r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", re.MULTILINE)
-
-
 def read_version(torch: Path) -> tuple[str, tuple[int, int]] | None:
     """PyTorch's version as it is written and as numbers; None where its folder does not say."""
     try:
-        found = VERSION.search((torch / "version.py").read_text(encoding="utf-8"))
+        text = (torch / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
+    found = re.search(r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", text, re.MULTILINE)
     return (found[1], (int(found[2]), int(found[3]))) if found else None
 
 

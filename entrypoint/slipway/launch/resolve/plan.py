@@ -2,9 +2,8 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipway.launch.resolve.catalog import Workload
 from slipway.launch.resolve.devices import Gpu
@@ -35,8 +34,7 @@ DEBUG = MappingProxyType(
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What will be started. `env` holds what is added to or changed in the environment, `unset` what is removed."""
 
     topology: Topology

@@ -6,10 +6,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.launch.resolve.foreign_values import ForeignValueError, explain_value
@@ -53,16 +53,15 @@ class Claim(NamedTuple):
         return f"{name}={self.value} (from {'the ' if source == 'environment' else ''}{source})"
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The three places that values come from, the strongest first; empty variables count as unset."""
 
     options: Mapping[str, str]  # keyed by setting name
     environ: Mapping[str, str]
     env_file: Mapping[str, str]
     env_file_name: str = ".env"
-    defaults: Mapping[str, str] = field(default_factory=dict)  # keyed by setting name, where this place has others
-    origins: Mapping[str, str] = field(default_factory=dict)  # of `options`, where it was not the setting's own option
+    defaults: Mapping[str, str] = MappingProxyType({})  # keyed by setting name, where this place has others
+    origins: Mapping[str, str] = MappingProxyType({})  # of `options`, where it was not the setting's own option
     slips: tuple[str, ...] = ()  # a sentence for each name that seems to be mistyped
 
     def option(self, setting: Setting) -> Claim | None:

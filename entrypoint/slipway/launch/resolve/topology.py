@@ -8,7 +8,7 @@ keeps every value with its source and the candidates it turned down.
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from slipway.launch.resolve.advice import advise, means_cpu
@@ -61,8 +61,7 @@ class Value(NamedTuple):
         return cls(first.value, first.source, tuple(claim for claim in others if not claim.is_default))
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """This node's place in the job. `threads` is None where the user's own OMP_NUM_THREADS stands. `restarts`: how often the
     scheduler has put the job back into its queue. `replaces`: it starts another launcher in the place of each that ends, as an
     Indexed Job of Kubernetes does, and counts for nobody how often. `requeues`: the scheduler that can only requeue the whole
