@@ -37,7 +37,11 @@ EXITS = MappingProxyType(
         FINISHED: Exit(Word.FINISHED, "finished", "nothing"),
         FAILED: Exit(Word.FAILED, "the workload failed for a reason of its own", "retry within its limit"),
         USAGE: Exit(Word.USAGE, "wrong command line", "not retry"),
-        STOPPED: Exit(Word.STOPPED, "stopped by the system (SIGTERM, SIGUSR1), snapshot saved", "requeue"),
+        STOPPED: Exit(
+            Word.STOPPED,
+            "stopped by a signal (SIGTERM, SIGUSR1, SIGHUP) or an interruption notice, snapshot saved",
+            "requeue",
+        ),
         PEER: Exit(Word.PEER, "a peer was lost, never came, or hangs", "retry"),
         UNHEALTHY: Exit(Word.UNHEALTHY, "this node is unhealthy (GPU, driver, /dev/shm, disk)", "retry elsewhere"),
         CONFIGURATION: Exit(Word.CONFIGURATION, "wrong configuration", "not retry"),
