@@ -104,15 +104,13 @@ def pip_install(what: str, *options: str) -> str:
     return " ".join([sys.executable, "-m pip install", *options, f"'{what}'"])
 
 
-CUDA = re.compile(r"^cuda\b.* = (?:None|['\"]([\d.]+)['\"])", re.MULTILINE)
-
-
 def read_cuda(torch: Path | None) -> str | None:
     """The CUDA version for which a PyTorch was built, empty for a build without CUDA; None where its folder does not say."""
     try:
-        found = CUDA.search((torch / "version.py").read_text(encoding="utf-8")) if torch else None
+        text = (torch / "version.py").read_text(encoding="utf-8") if torch else ""
     except OSError:
         return None
+    found = re.search(r"^cuda\b.* = (?:None|['\"]([\d.]+)['\"])", text, re.MULTILINE)
     return (found[1] or "") if found else None
 
 
