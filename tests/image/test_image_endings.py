@@ -38,7 +38,8 @@ def test_the_exit_code_arrives_outside(container: Containers, tmp_path: Path, co
 
 @pytest.mark.parametrize("most", [3, 8])
 def test_a_limit_of_processes_is_an_unhealthy_node_that_says_which_limit(container: Containers, most: int) -> None:
-    options = f"--user 4711:0 --ulimit nproc={most}:{most} {WELL}"  # of the user: no other test runs as this one
+    user = 4800 + most  # the limit counts all processes of a user, so no other test runs as this one
+    options = f"--user {user}:0 --ulimit nproc={most}:{most} {WELL}"
     job = container(f"{options} IMG linear --steps 5", code=77)
     assert "ulimit -u" in job.text
 
