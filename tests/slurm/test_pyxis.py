@@ -111,7 +111,7 @@ def test_two_nodes_train_in_the_image_which_does_not_know_their_user_and_what_th
     assert re.search(r"2 nodes × \d+ CPU processes", job.text), job.text
     assert "finished on 2 nodes" in job.text
     assert not LOUD.search(job.text), job.text
-    [run] = site.team.glob(f"runs/*-{job.number}")
+    [run] = site.team.glob(f"runs/[!.]*-{job.number}")
     assert (run / "snapshots/step-00000004/manifest.json").exists()
     assert run.stat().st_uid == (site.user or os.getuid())
     report, sample, longer = (site.type_in(command) for command in next_commands(job.text.splitlines()))
@@ -199,7 +199,7 @@ def test_a_cancelled_job_saves_before_its_container_goes(sites: Callable[[str], 
     job.wait_for("step 100/")
     site.cluster.command("scancel", job.number)
     assert job.end() == "CANCELLED"
-    [run] = site.team.glob(f"runs/*-{job.number}")
+    [run] = site.team.glob(f"runs/[!.]*-{job.number}")
     outcome = json.loads((run / "outcome.json").read_text())  # `srun` may be gone before it can print that
     assert outcome["code"] == 75
     assert "snapshot saved" in outcome["first"]["evidence"]
