@@ -54,14 +54,14 @@ class Course:
     def run(self) -> Report:
         """From the start to the end; whatever was started has ended then."""
         with ExitStack() as stack:
+            if self.contained:
+                docker("network", "create", f"chaos-{self.mark}")
+                stack.callback(remove_network, f"chaos-{self.mark}")
             stack.callback(self.clear)
             self.settings = SETTINGS | {"NPROC_PER_NODE": str(2 // self.plan.nodes)}
             if self.plan.nodes > 1:
                 address = "node-0" if self.contained else "127.0.0.1"
                 self.settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(take_port())}
-            if self.contained:
-                docker("network", "create", f"chaos-{self.mark}")
-                stack.callback(remove_network, f"chaos-{self.mark}")
             for rank in range(self.plan.nodes):
                 self.nodes.append(self.start(rank, 0, self.folder / f"disk-{rank}-0"))
             while not self.is_over():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,45 @@ def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
     for run in nodes("--steps", 10, resume="auto"):
         assert [outcome["outcome"] for outcome in run.outcomes] == ["no-progress"]
         assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
+
+
+@pytest.mark.pull
+@pytest.mark.parametrize("resume", [("none", "auto"), ("auto", "none")])
+def test_a_node_that_is_started_differently_begins_a_new_run_with_the_others(
+    nodes: Nodes, resume: tuple[str, str]
+) -> None:
+    one, two = nodes("--steps", 4, resume=resume)
+    assert one.exit_code == 0, one.output
+    assert one.snapshots == two.snapshots == ["step-00000004"]
+    none, auto = resume.index("none"), resume.index("auto")
+    told = f"--resume is none on ranks {none} and auto on ranks {auto}: all resume from what this run has saved, if anything"
+    assert told in one.output
+
+
+def test_what_a_node_was_to_resume_is_resumed_by_all(nodes: Nodes) -> None:
+    one, _ = nodes("--steps", 4)
+    shutil.rmtree(one.folder)
+    one, two = nodes("--steps", 8, resume=("none", "auto"))
+    assert one.exit_code == 0, one.output
+    assert one.metrics[0]["step"] == 5
+    assert one.snapshots[0] == two.snapshots[0] == "step-00000008"
+
+
+@pytest.mark.parametrize("other", ["none", "auto"])
+def test_a_path_on_one_node_is_what_all_start_from(
+    nodes: Nodes, start: Callable[..., Job], tmp_path: Path, other: str
+) -> None:
+    [origin] = start("linear", *OPTIONS, "--steps", 4, folders=("origin",)).end()
+    one, two = nodes("--steps", 8, resume=(other, str(origin.folder)))
+    assert one.exit_code == 0, one.output
+    assert f"resuming from {origin.folder}" in one.output
+    assert one.snapshots == two.snapshots == ["step-00000008", "step-00000004"]
+    shutil.rmtree(one.folder)
+    shutil.rmtree(two.folder)
+    one, two = nodes("--steps", 8, resume=(other, str(tmp_path / "lost")))
+    for outcome in (*one.outcomes, *two.outcomes):
+        assert outcome["outcome"] == "configuration"
+        assert outcome["message"].startswith(f"--resume {tmp_path / 'lost'} is neither a snapshot nor a run")
 
 
 @pytest.mark.pull

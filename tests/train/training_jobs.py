@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,15 +65,20 @@ class Job:
         workload: str,
         args: tuple[object, ...],
         processes: int,
-        resume: str = "none",
+        resume: str | Sequence[str] = "none",
         faults: Mapping[str, Any] | None = None,
         work: Callable[[Mapping[str, str], str, str, list[str]], None] | None = None,
     ) -> None:
-        """Start `processes` workers, spread over the nodes. Each does `work`, by default that of a faulty worker."""
+        """Start `processes` workers, spread over the nodes. Each does `work`, by default that of a faulty worker.
+
+        `resume` is that of all nodes, or one for each.
+        """
         port, per_node = take_port(), processes // len(self.folders)
         for rank in range(processes):
             node, local_rank = divmod(rank, per_node)
-            environment = os.environ | worker_environment(self.folders[node], resume)
+            environment = os.environ | worker_environment(
+                self.folders[node], resume if isinstance(resume, str) else resume[node]
+            )
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(processes)}
             environment |= {"GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment |= {

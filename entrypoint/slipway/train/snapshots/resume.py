@@ -30,6 +30,7 @@ from slipway.protocol.files import (
 )
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import rank_ranges
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import (
@@ -48,6 +49,7 @@ from slipway.train.snapshots.tensors import sum_of_bits
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import PeerError, UnhealthyError
 
+KINDS = ("none", "auto")  # of --resume, beside a path
 POLL = 0.05  # seconds between two checks of the disks
 TOGETHER = 2**24  # bytes of tensors that are sent in one exchange
 SENDS = 3  # times that they are sent at most, until they arrive undamaged
@@ -289,15 +291,19 @@ def share_snapshot(
     """
     place = context.place
     context.beat(Phase.LOAD)
-    if resume == "auto":
-        set_aside_earlier(context, memory, parts)
-    own, reports = find_whole(context, resume, memory, parts)
-    source = choose_source(reports)
+    ways, given = agree_on_ways(context, resume)
+    for resume in ways:
+        if resume == "auto":
+            set_aside_earlier(context, memory, parts)
+        own, reports = find_whole(context, resume, memory, parts)
+        source = choose_source(reports)
+        if source is not None:
+            break
     if source is None:
-        if resume in ("none", "auto"):
+        if not given:
             return None
         raise ConfigurationError(
-            f"--resume {resume} is neither a snapshot nor a run directory with one that can be loaded."
+            f"--resume {given} is neither a snapshot nor a run directory with one that can be loaded."
         )
     layout = json.loads(context.share_text(json.dumps(describe_layout(own)), source))
     if layout["failure"] is not None:
@@ -319,6 +325,26 @@ def share_snapshot(
         return SharedSnapshot(snapshot, own.on_disk >= max(report[5] for report in reports), in_memory=True)
     held = own.snapshot is not None and own.report[:5] == reports[source][:5]
     return SharedSnapshot(snapshot, resume == "auto" and held)
+
+
+def agree_on_ways(context: Context, resume: str) -> tuple[list[str], str]:
+    """What this rank searches, one after the other until a snapshot is found, and the path that a rank was given, if any.
+
+    By all ranks. Nodes may have been started differently, such as one that its scheduler starts again before the job has begun.
+    `auto` on one rank counts for all, since it finds nothing in the empty directory of a new run; a path comes after it.
+    """
+    kinds = context.gather_number(KINDS.index(resume) if resume in KINDS else len(KINDS))
+    none, auto, path = ([rank for rank, kind in enumerate(kinds) if kind == wanted] for wanted in range(3))
+    given = context.share_text(resume, path[0]) if path else ""
+    if len(set(kinds)) > 1:
+        named = {"none": none, "auto": auto, given: path}
+        different = " and ".join(f"{name} on ranks {rank_ranges(ranks)}" for name, ranks in named.items() if ranks)
+        saved = ["what this run has saved, if anything"] if auto else []
+        used = ", or else from ".join([*saved, *([given] if path else [])])
+        context.say(f"note: --resume is {different}: all resume from {used}")
+    if auto:
+        return ["auto", *([resume if context.place.rank in path else "none"] if path else [])], given
+    return [resume], given
 
 
 def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts) -> None:

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
 from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots, read_metrics
@@ -63,10 +61,10 @@ class Comparison:
 
 
 def begins_anew(context: Context) -> bool:
-    """Whether the training that follows begins at step 0, as rank 0 sees it: only then is there something to compare."""
+    """Whether the training that follows begins at step 0, as all ranks see it: only then is there something to compare."""
     place = context.place
-    anew = place.resume == "none" or (place.resume == "auto" and not list_snapshots(place.run_dir / SNAPSHOTS))
-    return bool(context.share(torch.tensor([anew])))
+    known = place.resume not in ("none", "auto") or bool(list_snapshots(place.run_dir / SNAPSHOTS))
+    return not any(context.total(known))
 
 
 def compare_without_ddp(
