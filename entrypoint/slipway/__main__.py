@@ -5,6 +5,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # the working directory, whose files must not stand in for what the launcher imports
 
-from slipway.cli.cli import main
+from slipway.cli import main
 
 main()

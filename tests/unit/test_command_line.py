@@ -209,9 +209,10 @@ def test_importing_the_package_loads_nothing_else() -> None:
     )
 
 
-def test_a_launcher_collects_garbage_once_everything_is_imported() -> None:
-    code = "import gc, slipway.cli, slipway.cli.cli; slipway.cli.cli.main = lambda: print(gc.isenabled(), gc.get_freeze_count() > 0); slipway.cli.main()"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+@pytest.mark.parametrize("start", ["slipway.cli.main()", "runpy.run_module('slipway', run_name='__main__')"])
+def test_a_launcher_collects_garbage_once_everything_is_imported(start: str) -> None:
+    code = f"import gc, runpy, slipway.cli, slipway.cli.cli; slipway.cli.cli.main = lambda: print(gc.isenabled(), gc.get_freeze_count() > 0); {start}"
+    said = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout
     assert said == "True True\n"
 
 
