@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import slipway
 from slipway.train.own.run import ResumableRun
 
-Loop = Callable[[ResumableRun, Callable[[], None], int], None]
+Loop = Callable[[ResumableRun, Callable[..., None], int], None]
 
 
 def train(run: ResumableRun, step: Callable[[], None], batches: int) -> None:
@@ -93,6 +94,18 @@ def forked(run: ResumableRun, step: Callable[[], None], rank: int) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def other_settings(run: ResumableRun, step: Callable[[], None], rank: int) -> None:
+    train(run, step, 4)
+
+
+def no_gradient_on_one_rank(run: ResumableRun, step: Callable[..., None], rank: int) -> None:
+    """Of the next step, when a snapshot is due: only the other rank knows that one is pending."""
+    for _ in run.steps(12):
+        step()
+        step(1 - rank, False)
+
+
+SAVE_EVERY = {"other_settings": (3, 4), "no_gradient_on_one_rank": (2, 2)}  # by loop, of each rank
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
@@ -106,6 +119,8 @@ LOOPS: dict[str, Loop] = {
         no_batches,
         validated_on_one_rank,
         forked,
+        other_settings,
+        no_gradient_on_one_rank,
     )
 }
 
@@ -118,12 +133,15 @@ def main(name: str) -> None:
     model = DistributedDataParallel(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step() -> None:
+    def step(share: float = 1.0, update: bool = True) -> None:
         optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        with nullcontext() if update else model.no_sync():
+            (model(torch.ones(2, 3)).sum() * share).backward()
+        if update:
+            optimizer.step()
 
-    run = slipway.resume(model=model, optimizer=optimizer)
+    every = SAVE_EVERY[name][dist.get_rank()] if name in SAVE_EVERY else None
+    run = slipway.resume(model=model, optimizer=optimizer, save_every=every)
     LOOPS[name](run, step, dist.get_rank())
     print(f"rank {dist.get_rank()} has done {run.step} steps", flush=True)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from slipway.options.linear import LinearOptions
 from slipway.options.vision import VisionOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop import step
+from slipway.train.loop.arithmetic import read_precision
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import agree_on_data, begin_training
+from slipway.train.loop.training import agree_on_task, begin_training
 from slipway.train.parallel import data_parallel
 from slipway.train.worker.context import outside_job
 from slipway.train.workloads.linear import make_data
@@ -58,14 +61,28 @@ def test_a_batch_per_process_grows_with_their_number(job: Start) -> None:
 
 
 @pytest.mark.usefixtures("shared_cache")
-def test_ranks_with_other_data_do_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"data": "glyphs of another seed"}, r"its data \(glyphs of another seed instead of glyphs"),
+        ({"description": {"model": "large"}}, r"its model's model \(large instead of "),
+    ],
+)
+def test_ranks_with_other_data_or_another_model_do_not_train(
+    odd: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with outside_job() as context:
         options = parse(VisionOptions, ["--train-pictures", "64", "--eval-pictures", "8"])
         task = make_task(options, context)
-        agree_on_data(task, context)
-        monkeypatch.setattr(context, "gather_number", lambda number: [number, not number])
-        with pytest.raises(ConfigurationError, match=r"Rank 1 has different data from rank 0 \(rank 0 has: glyphs"):
-            agree_on_data(task, context)
+        precision = read_precision("fp32", context.device)
+        said = list[str]()
+        monkeypatch.setattr(
+            context, "share_text", lambda text, source=0: said.append(text) or said[0 if source == 0 else -1]
+        )
+        agree_on_task(task, options, precision, context)
+        monkeypatch.setattr(context, "gather_number", lambda number: [0, number])
+        with pytest.raises(ConfigurationError, match=f"^Rank 1 differs from rank 0 in {told}"):
+            agree_on_task(replace(task, **odd), options, precision, context)
 
 
 @pytest.mark.usefixtures("shared_cache")

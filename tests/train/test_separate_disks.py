@@ -117,6 +117,34 @@ def test_a_path_on_one_node_is_what_all_start_from(
 
 
 @pytest.mark.pull
+def test_ranks_that_would_train_differently_are_told_in_what_and_do_not_begin(nodes: Nodes) -> None:
+    def config(folder: Path) -> Path:
+        many = folder.name == "two"
+        file = folder / "options.yaml"
+        file.write_text(
+            f"steps: 4\neval-every: {2 if many else 3}\nlr: {0.2 if many else 0.1}\nsave-every: {3 if many else 4}\n"
+        )
+        return file
+
+    one, two = nodes("--config", config, "--seed", lambda folder: 7 if folder.name == "two" else 0)
+    for outcome in (*one.outcomes, *two.outcomes):
+        assert outcome["outcome"] == "configuration"
+        assert outcome["message"].startswith("Rank 1 differs from rank 0 in ")
+        assert "--seed (7 instead of 0)" in outcome["message"]
+        assert " and 1 more. Give all nodes the same files" in outcome["message"]
+
+
+def test_a_file_of_the_same_options_in_another_place_is_no_difference(nodes: Nodes) -> None:
+    def config(folder: Path) -> Path:
+        file = folder / "options.yaml"
+        file.write_text("steps: 4\n")
+        return file
+
+    one, _ = nodes("--config", config)
+    assert one.exit_code == 0, one.output
+
+
+@pytest.mark.pull
 def test_what_arrives_damaged_is_sent_again_and_a_node_where_that_does_not_help_is_named(nodes: Nodes) -> None:
     before = nodes("--steps", 4)
     one, two = nodes("--steps", 4, resume="auto", damaged=[1, SENDS - 1])

@@ -28,7 +28,7 @@ from slipway.train.snapshots.snapshot import NewerFormatError, SnapshotError
 from slipway.train.text.language import read_until_end
 from slipway.train.text.tokenizer import ByteTokenizer
 from slipway.train.worker import context as module
-from slipway.train.worker.context import STOPS, open_context
+from slipway.train.worker.context import STOPS, Context, open_context
 from slipway.train.worker.launcher import (
     NoProgressError,
     PeerError,
@@ -153,6 +153,21 @@ def test_a_stop_flag_is_read(tmp_path: Path, content: str | None, word: str | No
     if content is not None:
         (tmp_path / "stop").write_text(content)
     assert read_stop_flag(tmp_path / "stop") == word
+
+
+def test_workers_on_other_devices_end_before_they_exchange_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Context, "gather_number", lambda self, number: [0, 1])
+    monkeypatch.setattr(
+        Context, "share_text", lambda self, text, source=0: text if source else text.replace("cpu", "cuda")
+    )
+    with pytest.raises(SystemExit), open_context(worker_environment(tmp_path, "none")):
+        pytest.fail("it began")
+    assert (
+        "Rank 1 differs from rank 0 in its device (cpu instead of cuda). Start all nodes with"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_single_process_sees_its_flag_at_once(tmp_path: Path) -> None:

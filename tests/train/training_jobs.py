@@ -71,7 +71,7 @@ class Job:
     ) -> None:
         """Start `processes` workers, spread over the nodes. Each does `work`, by default that of a faulty worker.
 
-        `resume` is that of all nodes, or one for each.
+        `resume` is that of all nodes, or one for each; an argument may be a function of the node's folder.
         """
         port, per_node = take_port(), processes // len(self.folders)
         for rank in range(processes):
@@ -86,7 +86,9 @@ class Job:
                 "FAULTS": json.dumps(faults or {}),
             }
             environment |= {"SLIPWAY_MEMORY": self.memory[node]} if self.memory else {}
-            call = (environment, str(self.folders[node] / f"rank-{rank}.log"), workload, [str(arg) for arg in args])
+            folder = self.folders[node]
+            words = [str(arg(folder) if callable(arg) else arg) for arg in args]
+            call = (environment, str(folder / f"rank-{rank}.log"), workload, words)
             self.workers.append(SERVER.Process(target=work or faulty_worker.work, args=call))
             self.workers[-1].start()
 

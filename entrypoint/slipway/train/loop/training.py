@@ -13,7 +13,6 @@ from torch import nn
 
 from slipway.options import Common
 from slipway.protocol.files import SNAPSHOTS
-from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, decide_compile, read_precision
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
@@ -67,10 +66,10 @@ class Training:
 def begin_training(task: Task, options: Common, context: Context) -> Training:
     """Everything that training needs, at step 0. Raises ConfigurationError for a batch that cannot be divided."""
     require_saveable(task)
-    agree_on_data(task, context)
     batch_size = divide_batch(options, context, task.split.pipelines if task.split else context.place.world_size)
     parts = (task.split.pipelines if task.split else context.place.world_size) * options.accumulate
     precision = read_precision(options.precision, context.device)
+    agree_on_task(task, options, precision, context)
     scaler = precision.scaler()
     wrapped = context.place.world_size > 1 and not task.split  # in DistributedDataParallel
     bucket_mb = options.bucket_mb if wrapped else None
@@ -153,15 +152,18 @@ def allow_left_out_steps(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def agree_on_data(task: Task, context: Context) -> None:
-    """Raise ConfigurationError, on all ranks, where they do not train on the same data."""
-    first = context.share_text(task.data)
-    different = [rank for rank, odd in enumerate(context.gather_number(task.data != first)) if odd]
-    if different:
-        raise ConfigurationError(
-            f"Rank {different[0]} has different data from rank 0 (rank 0 has: {first}). Give all nodes the same files and the "
-            "same image."
-        )
+# Options that say where something is, which may be another place on each node; what is there is compared.
+PLACES = ("config", "dataset", "export", "model", "tokenizer")
+
+
+def agree_on_task(task: Task, options: Common, precision: Precision, context: Context) -> None:
+    """Raise ConfigurationError, on all ranks, where they would not train the same model on the same data in the same way."""
+    asked = {f"--{name.replace('_', '-')}": value for name, value in options.values().items() if name not in PLACES}
+    model = {f"its model's {name}": value for name, value in task.description.items()}
+    context.require_same(
+        {"its data": task.data} | model | asked | {"its precision": precision.name},
+        "Give all nodes the same files, the same image and the same kind of processor.",
+    )
 
 
 def divide_batch(options: Common, context: Context, readers: int | None = None) -> int:

@@ -162,6 +162,15 @@ class ResumableRun:
         self._unsaved = Unsaved(objects, context)
         atexit.register(self._leave)
         with self._told():
+            context.require_same(
+                {
+                    "its device": context.device.type,
+                    "save_every": save_every,
+                    "memory_every": memory_every,
+                    "snapshots": keeps,
+                },
+                "Call slipway.resume alike in all processes: with the same script and the same settings on all nodes.",
+            )
             objects.collect()  # refuses now what could not be saved
             parts = objects.layouts.divide(context)
             self._snapshots = JobSnapshots(
@@ -479,10 +488,7 @@ class ResumableRun:
 
     def _save_or_stop(self, may_stop: bool) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
-        pending = self._gradients.pending
-        if self._snapshots.parts.several:  # of which one may have got nothing
-            pending = any(self._context.total(pending))
-        if pending:
+        if any(self._context.total(self._gradients.pending)):  # a rank's may be zeros, or its part may have got nothing
             self._postponed += 1
             if self._postponed == PATIENCE:
                 self._context.warn(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
+from slipway.protocol.mistake import ConfigurationError
 from slipway.train.worker.place import Place
 
 PIECE = 2**26  # bytes that are sent at once
+NAMED = 3  # differences between two ranks that a message names
 
 
 class RankCollectives:
@@ -85,6 +88,21 @@ class RankCollectives:
         if self.place.rank != source:
             data = torch.empty(int(size), dtype=torch.uint8)
         return bytes(self.share(data, source).numpy()).decode()
+
+    def require_same(self, values: Mapping[str, object], advice: str) -> None:
+        """Raise ConfigurationError, on all ranks, where a value is not rank 0's: ranks that disagree about what to exchange, and
+        when, would wait for each other for ever. `values` by what a message calls them; `advice` says what to do.
+        """
+        own = json.dumps({name: str(value) for name, value in values.items()})
+        first = self.share_text(own)
+        others = [rank for rank, other in enumerate(self.gather_number(own != first)) if other]
+        if not others:
+            return
+        here, there = json.loads(self.share_text(own, others[0])), json.loads(first)
+        pairs = [(name, here.get(name), there.get(name)) for name in {**there, **here}]
+        odd = [f"{name} ({value} instead of {wanted})" for name, value, wanted in pairs if value != wanted]
+        more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
+        raise ConfigurationError(f"Rank {others[0]} differs from rank 0 in {', '.join(odd[:NAMED])}{more}. {advice}")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of a tensor on the device."""

@@ -30,6 +30,7 @@ from slipway.train.worker.collectives import RankCollectives
 from slipway.train.worker.launcher import Heartbeat, StopFlag, WorkerOutcome, describe_failure, write_outcome
 from slipway.train.worker.place import Place, leave_group, open_device, open_group, read_place
 
+SAME_DEVICE = "Start all nodes with GPUs, or hide the GPUs of all: CUDA_VISIBLE_DEVICES=-1."
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -183,6 +184,7 @@ def open_context(environ: Mapping[str, str] = os.environ, *, abandon: bool = Fal
     try:
         device = open_device(place)
         context = Context(place, device, open_group(place, device), heartbeat)
+        context.require_same({"its device": device.type}, SAME_DEVICE)
         try:
             yield context
         except SystemExit as end:
