@@ -32,6 +32,7 @@ def test_nodes_that_fit_have_no_differences() -> None:
         ({"data": "5eed"}, "embedded data", True),
         ({"image": "0.1.0-abc"}, "image", True),
         ({"driver": "580.1"}, "driver", False),
+        ({"script": "0123456789ab"}, "script (checksum)", False),
         ({"gpus": ("NVIDIA H200",)}, "GPUs", False),
         ({"snapshot": 1500}, "newest snapshot", False),
         ({"run_dir": "other"}, "--run-dir (a name)", True),

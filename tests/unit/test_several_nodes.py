@@ -291,3 +291,18 @@ def test_news_wakes_who_waits_for_the_workers() -> None:
         assert select.select([stops.reader], [], [], 0)[0] == [stops.reader]
         stops.drain()
         assert not stops.came
+
+
+def test_an_older_copy_of_a_script_is_told_from_the_others(tmp_path: Path) -> None:
+    def script_of(content: str | None) -> str:
+        file = tmp_path / "train.py"
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        job, node = job_of(), Node(Run(tmp_path / "lm", "none", 1))
+        workload = job.plan.workload._replace(command=("python", "-u", str(file)))
+        return make_info(job._replace(plan=job.plan._replace(workload=workload)), node).script
+
+    assert script_of("print(1)") == script_of("print(1)") != script_of("print(2)")
+    assert script_of(None) == ""
+    assert make_info(job_of(), Node(Run(tmp_path / "lm", "none", 1))).script == ""

@@ -1,6 +1,7 @@
 """A launcher among those of several nodes: what it brings to the rendezvous, and what it makes of what all have agreed on."""
 
 import dataclasses
+import hashlib
 import os
 import signal
 import socket
@@ -196,6 +197,7 @@ def make_info(job: Job, node: Node) -> NodeInfo:
         nccl=installed_nccl(read_cuda(locate_module("torch"))),
         job=topology.job,
         data=job.data() if job.data else None,
+        script=read_checksum(Path(job.plan.workload.command[-1])),
         snapshot=run.newest_step if node.tries or run.resume == "auto" else None,
         attempt=run.attempt if node.tries or node.missed else run.attempt - 1,
         goes_on=run.resume == "auto",
@@ -210,6 +212,14 @@ def make_info(job: Job, node: Node) -> NodeInfo:
         run_dir=os.path.normpath(own) if (own := job.sources.value("SLIPWAY_RUN_DIR")) else "",
         place=node.place,
     )
+
+
+def read_checksum(script: Path) -> str:
+    """The first digits of the SHA-256 of a user's script; empty for a workload of ours, a module, or what cannot be read."""
+    try:
+        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
 
 
 def runs_folder(job: Job) -> Path:

@@ -329,6 +329,7 @@ RULES = (
         lambda info: info.run_dir.rpartition("/")[2] if info.run_dir.startswith("/") else "",
         optional=True,
     ),
+    Rule("script (checksum)", False, lambda info: info.script, "copy the script to all nodes again"),
     Rule("driver", False, read_optional("driver")),
     Rule("GPUs", False, gpu_models),
     Rule(SNAPSHOT, False, read_optional("snapshot")),

@@ -54,8 +54,9 @@ class NodeInfo:
     run can begin here, unless the job is under way. `tries` counts the attempts of this job that the launcher made, of which the
     last `failures` in a row were without progress, and which got to step `reached`; `attempt` is the highest number that it or
     its run directory has seen. `goes_on`: it is to resume the newest run (--resume auto). `nonce` tells a job that it takes part
-    in already from every other. `run_dir` is the value of --run-dir. `findings` are those of a check, `ledger` is what was booked
-    so far. `place` is the one in the newest attempt of this job that the launcher knows of (-1: none, as on a spare node).
+    in already from every other. `run_dir` is the value of --run-dir, `script` a checksum of a user's script. `findings` are those
+    of a check, `ledger` is what was booked so far. `place` is the one in the newest attempt of this job that the launcher knows
+    of (-1: none, as on a spare node).
     """
 
     node_rank: int
@@ -74,6 +75,7 @@ class NodeInfo:
     image: str | None = None
     job: str | None = None
     data: str | None = None
+    script: str = ""
     snapshot: int | None = None
     attempt: int = 0
     goes_on: bool = False
