@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -216,10 +217,10 @@ def make_info(job: Job, node: Node) -> NodeInfo:
 
 def read_checksum(script: Path) -> str:
     """The first digits of the SHA-256 of a user's script; empty for a workload of ours, a module, or what cannot be read."""
-    try:
-        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
-    except OSError:
-        return ""
+    with suppress(OSError):
+        if script.is_file():
+            return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    return ""
 
 
 def runs_folder(job: Job) -> Path:
