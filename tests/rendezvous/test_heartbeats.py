@@ -14,6 +14,7 @@ from waiting import wait_until
 
 from slipway.launch.rendezvous import coordinator, neighbour_check
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.server import PONG_SECONDS
 
 Make = Callable[..., Launcher]
 QUICK = {"heartbeat": 1.0}
@@ -90,7 +91,8 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
     node0.start()
     with Client(port) as silent:
         take_part(silent, 1, 2)
-        with Client(port) as second:
+        fell_silent = time.time()
+        with Client(port) as second:  # which waits for an answer of the first one
             answer = second.introduce(make_info(1, 2), process="second")
             assert isinstance(answer, wire.Refused)
             assert answer.again
@@ -98,6 +100,7 @@ def test_whoever_comes_in_the_place_of_a_silent_launcher_ends_the_wait_for_it(la
     assert node0.verdict is not None
     assert node0.verdict.word == "lost"
     assert "another launcher has replaced it" in node0.verdict.first.evidence
+    assert node0.verdict.first.time < fell_silent + 0.9 * PONG_SECONDS, "not when it was replaced"
 
 
 def test_a_newcomer_waits_for_the_next_attempt_longer_than_it_would_for_a_missing_node(launcher: Make) -> None:

@@ -374,7 +374,8 @@ class Server:
     def _remove(self, member: Member, link: Link, why: str) -> None:
         """Give up a launcher that does not answer, before its connection ends by itself."""
         if self.state.links.get(member.info.node_rank) is link:
-            self._miss(member, why)
+            now = asyncio.get_running_loop().time()
+            self._miss(member, why, now - self._heard.get(link, now))
             link.cut()
 
     async def _answers(self, link: Link) -> bool:
