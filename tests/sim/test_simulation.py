@@ -39,6 +39,12 @@ def test_no_rule_is_broken_in_jobs_with_spare_nodes(first: int, tmp_path: Path) 
     play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, *WITH_SPARES)
 
 
+@pytest.mark.parametrize("seed", [1001438, 2001363])
+def test_a_node_that_is_replaced_was_lost_when_it_fell_silent(seed: int, tmp_path: Path) -> None:
+    """Frozen, or with its machine started again: another node was harmed before the replacement came, and is not to blame."""
+    play(range(seed, seed + 1), tmp_path)
+
+
 def play(seeds: range, folder: Path, *stories: Story) -> None:
     """Simulate each of them, of these stories or of any."""
     wrong = {}

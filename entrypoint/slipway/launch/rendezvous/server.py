@@ -374,9 +374,13 @@ class Server:
     def _remove(self, member: Member, link: Link, why: str) -> None:
         """Give up a launcher that does not answer, before its connection ends by itself."""
         if self.state.links.get(member.info.node_rank) is link:
-            now = asyncio.get_running_loop().time()
-            self._miss(member, why, now - self._heard.get(link, now))
+            self._miss(member, why, self._silence(link))
             link.cut()
+
+    def _silence(self, link: Link) -> float:
+        """The seconds since the last message from there."""
+        now = asyncio.get_running_loop().time()
+        return now - self._heard.get(link, now)
 
     async def _answers(self, link: Link) -> bool:
         """Whether the launcher at the other end is alive."""
@@ -394,7 +398,7 @@ class Server:
         self.state.membership.admit(member)
         if member.hello.process not in (holders := self._holders.setdefault(node_rank, [])):
             holders.append(member.hello.process)
-        self.state.links[node_rank] = link
+        self.state.links[node_rank], self._heard[link] = link, loop.time()
         self.changes += not self._is_idle(node_rank)
         if not self.state.membership.fits(member):
             self.state.odd_since = min(self.state.odd_since, loop.time())
@@ -411,7 +415,7 @@ class Server:
             self.config.say(f"node {node_rank} ({member.info.host}) waits as a spare node")
             self.name_successors()
         self.wake()
-        ended, silence = "its connection closed", 0.0
+        ended = "its connection closed"
         try:
             while True:
                 message = await link.receive(self.config.heartbeat)
@@ -420,10 +424,12 @@ class Server:
                     self._hear(message, member)
                 self.wake()
         except SilentError as error:
-            ended, silence = str(error), self.config.heartbeat
+            ended = str(error)
         finally:
             if self.state.links.get(node_rank) is link:
-                self._miss(member, ended, silence)
+                # A machine that starts again after a power cut closes a connection that has been silent since then.
+                silence, answers = self._silence(link), 2 * self.config.heartbeat / BEATS
+                self._miss(member, ended, silence if silence > answers else 0.0)
 
     def _hear(self, message: object, member: Member) -> None:
         node_rank = member.info.node_rank
