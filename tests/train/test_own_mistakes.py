@@ -32,10 +32,8 @@ LAUNCHERS = {
     "slipway": ["slipway", "run", "--nproc-per-node", "2", "--max-restarts", "0"],
     "torchrun": ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--standalone"],
 }
-FOR_EVERY_CHANGE = {
-    ("fewer_batches", "slipway"),
-    ("other_settings", "slipway"),
-}  # which take seconds; the others wait for a limit or repeat a path
+# These take seconds; the others wait for a limit, or repeat a path through the code.
+FOR_EVERY_CHANGE = {("fewer_batches", "slipway"), ("other_settings", "slipway")}
 
 
 @pytest.mark.parametrize(

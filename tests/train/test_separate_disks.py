@@ -86,7 +86,9 @@ def test_a_node_that_is_started_differently_begins_a_new_run_with_the_others(
     assert one.exit_code == 0, one.output
     assert one.snapshots == two.snapshots == ["step-00000004"]
     none, auto = resume.index("none"), resume.index("auto")
-    told = f"--resume is none on ranks {none} and auto on ranks {auto}: all resume from what this run has saved, if anything"
+    told = (
+        f"--resume is none on rank {none} and auto on rank {auto}: all resume from what this run has saved, if anything"
+    )
     assert told in one.output
 
 
@@ -111,8 +113,9 @@ def test_a_path_on_one_node_is_what_all_start_from(
     shutil.rmtree(one.folder)
     shutil.rmtree(two.folder)
     one, two = nodes("--steps", 8, resume=(other, str(tmp_path / "lost")))
-    for outcome in (*one.outcomes, *two.outcomes):
-        assert outcome["outcome"] == "configuration"
+    outcomes = [*one.outcomes, *two.outcomes]
+    assert [outcome["outcome"] for outcome in outcomes] == ["configuration"] * 2
+    for outcome in outcomes:
         assert outcome["message"].startswith(f"--resume {tmp_path / 'lost'} is neither a snapshot nor a run")
 
 
@@ -127,8 +130,9 @@ def test_ranks_that_would_train_differently_are_told_in_what_and_do_not_begin(no
         return file
 
     one, two = nodes("--config", config, "--seed", lambda folder: 7 if folder.name == "two" else 0)
-    for outcome in (*one.outcomes, *two.outcomes):
-        assert outcome["outcome"] == "configuration"
+    outcomes = [*one.outcomes, *two.outcomes]
+    assert [outcome["outcome"] for outcome in outcomes] == ["configuration"] * 2
+    for outcome in outcomes:
         assert outcome["message"].startswith("Rank 1 differs from rank 0 in ")
         assert "--seed (7 instead of 0)" in outcome["message"]
         assert " and 1 more. Give all nodes the same files" in outcome["message"]

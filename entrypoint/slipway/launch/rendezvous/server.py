@@ -427,9 +427,10 @@ class Server:
             ended = str(error)
         finally:
             if self.state.links.get(node_rank) is link:
-                # A machine that starts again after a power cut closes a connection that has been silent since then.
-                silence, answers = self._silence(link), 2 * self.config.heartbeat / BEATS
-                self._miss(member, ended, silence if silence > answers else 0.0)
+                # A living launcher answers each ping. A machine that starts again after a power cut closes the connection only
+                # when something is sent to it.
+                silence = self._silence(link)
+                self._miss(member, ended, silence if silence > 2 * self.config.heartbeat / BEATS else 0.0)
 
     def _hear(self, message: object, member: Member) -> None:
         node_rank = member.info.node_rank

@@ -338,7 +338,11 @@ def agree_on_ways(context: Context, resume: str) -> tuple[list[str], str]:
     given = context.share_text(resume, path[0]) if path else ""
     if len(set(kinds)) > 1:
         named = {"none": none, "auto": auto, given: path}
-        different = " and ".join(f"{name} on ranks {rank_ranges(ranks)}" for name, ranks in named.items() if ranks)
+        different = " and ".join(
+            f"{name} on rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
+            for name, ranks in named.items()
+            if ranks
+        )
         saved = ["what this run has saved, if anything"] if auto else []
         used = ", or else from ".join([*saved, *([given] if path else [])])
         context.say(f"note: --resume is {different}: all resume from {used}")
