@@ -20,14 +20,16 @@ def take_ports(count: int) -> int:
     connection leave from it; but another socket with SO_REUSEADDR, which all servers set, may listen on it (socket(7)).
     """
     while True:
-        first = hold(0)
-        port: int = first.getsockname()[1]
+        held = [hold(0)]
+        port: int = held[0].getsockname()[1]
         try:
-            rest = [hold(port + number) for number in range(1, count)]
+            for number in range(1, count):
+                held.append(hold(port + number))
         except (OSError, OverflowError):  # the next one is taken, or there is none
-            first.close()
+            for one in held:
+                one.close()
             continue
-        HELD.append((first, *rest))
+        HELD.append(tuple(held))
         let_go(MOST)
         return port
 
