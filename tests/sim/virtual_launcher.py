@@ -33,7 +33,7 @@ from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.spot import Watched
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.records import Beat, Holder
+from slipway.launch.run_directory.node_directory import Beat, Holder
 from slipway.launch.run_directory.run import Run, prepare_run
 from slipway.launch.run_directory.run_lock import TOUCH, RunLock
 from slipway.launch.several_nodes import SeveralNodes

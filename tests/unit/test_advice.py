@@ -11,7 +11,7 @@ from stand_ins import make_devices, make_host, resolve
 from slipway.check.quick import quick_check
 from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.advice import ADVICE, advise
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome

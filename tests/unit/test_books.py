@@ -17,7 +17,7 @@ from slipway.launch.run_directory.bookkeeping import (
     write_ledger,
 )
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json

@@ -11,7 +11,7 @@ from stand_ins import write_files
 
 from slipway.launch.attempt.ending import Facts, HangSeen, StopSeen, choose_outcome, is_cause_known
 from slipway.launch.resolve.advice import advise
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import Cause, said
 from slipway.launch.verdict.verdict import Outcome, judge

@@ -9,8 +9,7 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.hangs.hang import HangDetector
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.directory import NodeDirectory
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.node_directory import Beat, NodeDirectory
 from slipway.protocol.phases import BEFORE_FIRST_STEP, Phase
 
 

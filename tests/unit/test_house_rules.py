@@ -140,7 +140,7 @@ def test_only_the_run_itself_reads_what_is_in_a_run_directory() -> None:
         file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py") if file.parent.name != "run_directory"
     ]
     found = [f"{file.relative_to(PACKAGE)}, {line}" for file in modules for line in readings_of_runs(file.read_text())]
-    assert found == [], "ask RunDirectory or NodeDirectory (launch/run_directory/directory.py) instead"
+    assert found == [], "ask RunDirectory or NodeDirectory in launch/run_directory instead"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.node_directory import Beat
 from slipway.protocol.files import STEPS
 from slipway.protocol.phases import Phase
 

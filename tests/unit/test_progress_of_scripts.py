@@ -7,8 +7,8 @@ import pytest
 
 from slipway.inspect.status import Status, status_json, status_lines
 from slipway.launch.hangs.watch import LINE, Sight, count_done, progress
-from slipway.launch.run_directory.directory import NodeDirectory
-from slipway.launch.run_directory.records import Holder, OutcomeRecord, RankStatus, RunRecord
+from slipway.launch.run_directory.node_directory import Holder, NodeDirectory, RankStatus
+from slipway.launch.run_directory.records import OutcomeRecord, RunRecord
 
 
 def test_rates_are_those_since_the_last_look() -> None:

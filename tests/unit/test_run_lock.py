@@ -12,8 +12,8 @@ from waiting import wait_until
 
 from slipway.inspect.status import sleep
 from slipway.launch.attempt.stops import Stops, ask_to_stop
-from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, read_holder
-from slipway.launch.run_directory.records import Holder
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.node_directory import Holder, NodeDirectory, read_holder
 from slipway.launch.run_directory.run_lock import (
     POLL,
     TOUCH,

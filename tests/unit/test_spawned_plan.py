@@ -11,7 +11,7 @@ from slipway.launch.attempt.child import parent_of
 from slipway.launch.attempt.ending import Facts, choose_outcome
 from slipway.launch.resolve.catalog import WORKLOADS, spawned
 from slipway.launch.resolve.plan import make_plan
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 
 
 def made(slipway: Slipway, *words: str, **environ: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from slipway.inspect.report_run import describe_ending
 from slipway.inspect.runs import read_row
 from slipway.inspect.status import find_run, read_status, status_json, status_lines
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.node_directory import Beat, NodeDirectory
 from slipway.launch.run_directory.run_lock import RunLock, this_launcher
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json

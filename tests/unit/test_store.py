@@ -17,7 +17,7 @@ from google_stand_in import BUCKET, Google, serve_google
 from store_contract import CONTRACT
 
 from slipway.launch.run_directory.bookkeeping import write_ledger
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.ledger import Ledger
 from slipway.protocol.files import MANIFEST, RUN_FILE, SUSPECT, newest_step
 from slipway.store.address import parse_store

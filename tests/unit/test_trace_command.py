@@ -15,8 +15,8 @@ from waiting import wait_until
 
 from slipway.cli import trace as command
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.run_directory.directory import NodeDirectory, read_record
-from slipway.launch.run_directory.records import TraceAnswer
+from slipway.launch.run_directory.node_directory import NodeDirectory, TraceAnswer
+from slipway.launch.run_directory.records import read_record
 from slipway.launch.run_directory.run_lock import RunLock
 from slipway.protocol.files import read_json, write_json
 

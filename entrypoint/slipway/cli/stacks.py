@@ -12,7 +12,7 @@ import click
 from slipway.cli.runs import RUNS, complete_run, named_run
 from slipway.inspect.status import read_status
 from slipway.launch.hangs.stack_dump import StackDump, read_stack_dump
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalRun
 from slipway.protocol.errors import LaunchError, code_of

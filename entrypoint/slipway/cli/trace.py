@@ -17,7 +17,7 @@ from slipway.inspect.status import Status, read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import TraceAnswer
+from slipway.launch.run_directory.node_directory import TraceAnswer
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalRun
 from slipway.protocol.errors import FAILED, LaunchError, code_of, told_if_unreadable

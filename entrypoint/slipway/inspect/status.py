@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from slipway.launch.resolve.catalog import WORKLOADS
-from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, list_run_directories, newest_run
-from slipway.launch.run_directory.records import (
+from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
+from slipway.launch.run_directory.node_directory import (
     Beat,
     Holder,
-    NodeEnd,
-    OutcomeRecord,
+    NodeDirectory,
     RankStatus,
-    RunRecord,
     SpareNode,
     StoreRecord,
     WaitingRecord,
 )
+from slipway.launch.run_directory.records import NodeEnd, OutcomeRecord, RunRecord
 from slipway.launch.run_directory.run_lock import TOUCH, is_alive
 from slipway.launch.verdict.block import heading, stack_lines
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slipway.launch.run_directory.records import StoreRecord
+from slipway.launch.run_directory.node_directory import StoreRecord
 from slipway.launch.storing import require_store
 from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from slipway import __version__
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.run_directory.directory import NodeDirectory
-from slipway.launch.run_directory.records import StoreRecord
+from slipway.launch.run_directory.node_directory import NodeDirectory, StoreRecord
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.block import block
 from slipway.launch.verdict.ledger import KINDS, WORK

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.run_directory.directory import NodeDirectory
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
 from slipway.protocol.causes import Sign, cause_of, find_signs, in_one_line

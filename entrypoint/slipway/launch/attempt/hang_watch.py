@@ -17,7 +17,7 @@ from slipway.launch.hangs.watch import Watch
 from slipway.launch.resolve.devices import GpuUse
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.run_directory.run import Run
 from slipway.process.machine import Machine
 from slipway.protocol.files import HEARTBEATS, LOGS, write_json

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from slipway.launch.run_directory.directory import read_stop
+from slipway.launch.run_directory.node_directory import read_stop
 from slipway.protocol.files import STOP_FILE, touch_run_file, write_json
 from slipway.protocol.outcomes import Word
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slipway.launch.hangs.stack_dump import Call, StackDump, clock
 from slipway.launch.hangs.watch import Stillness
-from slipway.launch.run_directory.records import Beat
+from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.tree import STATES

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.records import Beat, StoreRecord
+from slipway.launch.run_directory.node_directory import Beat, StoreRecord
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json
 from slipway.launch.verdict.verdict import Outcome

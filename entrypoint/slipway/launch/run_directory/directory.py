@@ -1,7 +1,8 @@
 """A run directory as it is read: everything that the launcher and the commands ask of one, answered from its files.
 
-No other module of the launcher or the commands searches a run directory or reads JSON there (`make lint` checks it). A file that
-is missing, torn, damaged or forged counts as far as it makes sense, and a disk that is away for a while as one that is empty.
+What is in a node's folder is asked of NodeDirectory. No module in another folder of the launcher or the commands searches a run
+directory or reads JSON there (tests/unit/test_house_rules.py checks it). A file that is missing, torn, damaged or forged counts
+as far as it makes sense, and a disk that is away for a while as one that is empty.
 """
 
 from __future__ import annotations
@@ -10,68 +11,39 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from slipway.launch.run_directory.records import (
-    Beat,
     ClocksRecord,
-    HangRecord,
-    Holder,
     NodeEnd,
     OutcomeRecord,
-    RanksRecord,
-    RankStatus,
     RunRecord,
-    SpareNode,
-    SparesRecord,
-    StopRecord,
-    StoreRecord,
-    TraceAnswer,
-    TraceRequest,
-    WaitingRecord,
-    read_beat,
+    read_ledger,
+    read_record,
 )
-from slipway.protocol import replicas
-from slipway.protocol.decoding import decode_known, decode_rows
+from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import (
     CLOCKS_FILE,
-    HANG_FILE,
     HEARTBEATS,
-    LAUNCHER_FILE,
-    LEDGER_FILE,
     LOGS,
     MANIFEST,
     METRICS_FILE,
     NODE,
     OUTCOME_FILE,
-    OUTCOMES,
     PLAN_FILE,
-    RANK,
-    RANKS_FILE,
     RUN_FILE,
     SNAPSHOTS,
-    SPARES_FILE,
-    STACKS_FILE,
     STEPS,
-    STOP_FILE,
     STORE_FILE,
-    TRACE_FILE,
-    TRACE_WANTED,
-    WAITING_FILE,
-    error_file,
     list_snapshots,
     newest_step,
     node_folder,
     number_in,
     open_run_file,
-    own_file,
     parse_json,
-    rank_file,
-    rank_log,
     read_json,
     read_metrics,
     read_run_text,
@@ -80,157 +52,12 @@ from slipway.protocol.files import (
 )
 
 if TYPE_CHECKING:
+    from slipway.launch.run_directory.node_directory import NodeDirectory, RankLog, StoreRecord
     from slipway.launch.verdict.ledger import Ledger
+    from slipway.protocol.replicas import ReplicaDifference
 
-T = TypeVar("T")
 TAIL = 16_384  # bytes at the end of metrics.jsonl in which its newest lines are
 MOST = 5  # lines about files that cannot be read
-
-
-def read_record(kind: type[T], file: Path) -> T:
-    """What a JSON file says, as a class whose fields all have defaults."""
-    found = decode_known(kind, read_json(file))
-    return kind() if found is None else found
-
-
-class RankLog(NamedTuple):
-    """A log in a node's folder: that of a rank, `rank-N`, or of what started the ranks."""
-
-    path: Path
-    node_rank: int
-
-    @property
-    def rank(self) -> int | None:
-        """The rank, None for the log of what started the ranks."""
-        return number_in(self.path.stem, RANK)
-
-
-class NodeDirectory(NamedTuple):
-    """What belongs to one node in a run directory. Where there is a launcher for each `process`, to the one of that process."""
-
-    path: Path
-    process: int | None = None
-
-    @property
-    def rank(self) -> int:
-        """The node's rank, by the folder's name."""
-        return number_in(self.path.name, NODE) or 0
-
-    def file(self, name: str) -> Path:
-        """A file of the launcher, by its name where there is one launcher for the node."""
-        return own_file(self.path, name, self.process)
-
-    @property
-    def lock(self) -> Path:
-        """The file that says which launcher holds this folder."""
-        return self.file(LAUNCHER_FILE)
-
-    @property
-    def holder(self) -> Holder | None:
-        """The launcher that holds this folder, or held it until it was killed; None without one."""
-        return read_holder(self.lock)
-
-    @property
-    def waiting(self) -> WaitingRecord | None:
-        """Which attempt the launcher waits for; None where it does not wait."""
-        content = read_json(self.path / WAITING_FILE)
-        return decode_known(WaitingRecord, content) if content else None
-
-    @property
-    def spares(self) -> tuple[SpareNode, ...] | None:
-        """The spare nodes that wait while an attempt runs, as node 0 wrote them down; None of a job without any."""
-        content = read_json(self.path / SPARES_FILE)
-        record = decode_known(SparesRecord, content) if content else None
-        return record.spares if record else None
-
-    @property
-    def hang(self) -> str:
-        """A hang of a script that lasts, in words; empty without one."""
-        return read_record(HangRecord, self.file(HANG_FILE)).text
-
-    @property
-    def stopping(self) -> str:
-        """Why its workers were asked to stop, in words; empty where they were not."""
-        return read_record(StopRecord, self.path / STOP_FILE).name
-
-    @property
-    def store(self) -> StoreRecord:
-        """How far the copy in the store is."""
-        return read_record(StoreRecord, self.path / STORE_FILE)
-
-    def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
-        """The newest heartbeat of each rank that has one, of all ranks of the node by default."""
-        files = {rank: self.heartbeat_file(rank) for rank in (self._ranks() if ranks is None else ranks)}
-        found = {rank: read_beat(rank, read_json(file)) for rank, file in files.items()}
-        return {rank: beat for rank, beat in found.items() if beat}
-
-    def heartbeat_file(self, rank: int) -> Path:
-        """The file that a rank writes its heartbeat to."""
-        return rank_file(self.path, HEARTBEATS, rank)
-
-    def _ranks(self) -> list[int]:
-        names = [file.stem for file in (self.path / HEARTBEATS).glob("*.json")]
-        return sorted(rank for name in names if (rank := number_in(name, RANK)) is not None)
-
-    def outcomes(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """What those of the ranks that have ended wrote about it."""
-        return {rank: record for rank in ranks if (record := read_json(rank_file(self.path, OUTCOMES, rank)))}
-
-    def log_text(self, rank: int) -> str:
-        """All that a rank printed. Raises OSError."""
-        return read_run_text(self.path / LOGS / rank_log(rank))
-
-    def tracebacks(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """The tracebacks that `torch.distributed.elastic`'s @record wrote, by rank, in lines."""
-        found = {}
-        for rank in ranks:
-            match read_json(self.path / OUTCOMES / error_file(rank)):
-                case {"message": {"extraInfo": {"py_callstack": str() as stack}}}:
-                    found[rank] = stack.splitlines()
-        return found
-
-    def ledger(self) -> Ledger | None:
-        """The ledger that the launcher keeps; None without one."""
-        return read_ledger(read_json(self.path / LEDGER_FILE))
-
-    def failures(self) -> list[dict[str, Any]]:
-        """The attempts that failed, as the launcher keeps them with its ledger, oldest first."""
-        rows = read_json(self.path / LEDGER_FILE).get("failures")
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-    def workers(self) -> list[RankStatus]:
-        """How far the ranks of a script are."""
-        rows = read_record(RanksRecord, self.file(RANKS_FILE)).ranks
-        return decode_rows(RankStatus, [{**row, "rank": rank} for rank, row in rows.items() if isinstance(row, dict)])
-
-    def stacks(self) -> RanksRecord:
-        """The answer to the newest request for stacks."""
-        return read_record(RanksRecord, self.file(STACKS_FILE))
-
-    def trace_request(self) -> str:
-        """The id of the request to trace that waits; empty without one."""
-        return read_record(TraceRequest, self.path / TRACE_WANTED).id
-
-    def trace_answer(self) -> TraceAnswer:
-        """How far the newest request to trace is."""
-        return read_record(TraceAnswer, self.path / TRACE_FILE)
-
-
-def read_ledger(record: object) -> Ledger | None:
-    """The ledger that JSON describes; None where it makes no sense."""
-    from slipway.launch.verdict.ledger import ledger_of  # most commands need none, and it takes milliseconds
-
-    return ledger_of(record)
-
-
-def read_holder(lock: Path) -> Holder | None:
-    """The launcher that a lock file names; None where there is no such file or it makes no sense."""
-    return decode_known(Holder, read_json(lock))
-
-
-def read_stop(file: Path) -> str:
-    """The outcome for which a stop file asks; empty for the usual one."""
-    return read_record(StopRecord, file).outcome
 
 
 def read_clocks(folder: Path) -> ClocksRecord:
@@ -242,24 +69,25 @@ def read_clocks(folder: Path) -> ClocksRecord:
     return found
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """A run directory, whoever made it."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def node(self, node_rank: int, process: int | None = None) -> NodeDirectory:
         """What belongs to one node: logs, outcomes, the stop flag."""
-        return NodeDirectory(node_folder(self.path, node_rank), process)
+        return _node_directory(node_folder(self.path, node_rank), process)
 
     def nodes(self, within: str) -> list[NodeDirectory]:
         """The nodes that have this folder here."""
-        return [NodeDirectory(path.parent) for path in sorted(self.path.glob(f"{NODE}*/{within}"))]
+        folders = [path.parent for path in sorted(self.path.glob(f"{NODE}*/{within}"))]
+        return [_node_directory(folder) for folder in folders if number_in(folder.name, NODE) is not None]
 
     def launchers(self) -> list[NodeDirectory]:
         """The launchers that hold the run, or held it until they were killed, each by its node's folder."""
         locks = sorted(self.path.glob(f"{NODE}*/launcher*.json"))
-        return [NodeDirectory(lock.parent, number_in(lock.stem, "launcher-")) for lock in locks]
+        return [_node_directory(lock.parent, number_in(lock.stem, "launcher-")) for lock in locks]
 
     @property
     def exists(self) -> bool:
@@ -347,9 +175,11 @@ class RunDirectory:
         found = [record for node in self.nodes(STORE_FILE) if (record := node.store).store]
         return max(found, key=lambda record: (record.attempt, record.taken or 0.0), default=None)
 
-    def differences(self) -> list[replicas.ReplicaDifference]:
+    def differences(self) -> list[ReplicaDifference]:
         """When the replicas of the model differed, oldest first."""
-        return replicas.read_differences(self.path)
+        from slipway.protocol.replicas import read_differences  # here for the same reason as NodeDirectory below
+
+        return read_differences(self.path)
 
     def content(self, name: str) -> dict[str, Any]:
         """The object in one of the run's JSON files, as a workload wrote it; an empty one where there is none."""
@@ -382,8 +212,7 @@ class RunDirectory:
 
     def logs(self) -> list[RankLog]:
         """The logs of all ranks, and of what started them."""
-        found = [(path, number_in(path.parent.parent.name, NODE)) for path in self.path.glob(f"{NODE}*/{LOGS}/*.log")]
-        return [RankLog(path, node_rank) for path, node_rank in found if node_rank is not None]
+        return [log for node in self.nodes(LOGS) for log in node.logs()]
 
     def node_counts(self) -> list[int]:
         """How many nodes the job has, by run.json and by each launcher's plan."""
@@ -401,6 +230,13 @@ class RunDirectory:
         nodes = (self.path.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
         files = chain((self.path / RUN_FILE, self.path / OUTCOME_FILE), *nodes)
         return _skipped([*_unreadable(files), *_not_regular(self.path.glob(f"{NODE}*/{LOGS}/*.log"))])
+
+
+def _node_directory(path: Path, process: int | None = None) -> NodeDirectory:
+    # Imported here, because choosing a run directory reads no node's folder, and making the records of one takes milliseconds.
+    from slipway.launch.run_directory.node_directory import NodeDirectory
+
+    return NodeDirectory(path, process)
 
 
 def list_run_directories(runs: Path) -> list[RunDirectory]:

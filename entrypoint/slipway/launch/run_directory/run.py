@@ -59,6 +59,7 @@ class Run(RunDirectory):
     it was requeued. `origin`: the path of another run or of its snapshot from which this run began; empty where there is none.
     """
 
+    path: Path
     resume: str
     attempt: int
     shared: bool = True

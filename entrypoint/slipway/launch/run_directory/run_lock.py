@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.launch.resolve.plan import Plan
-from slipway.launch.run_directory.directory import read_holder
-from slipway.launch.run_directory.records import Holder
+from slipway.launch.run_directory.node_directory import Holder, read_holder
 from slipway.launch.run_directory.run import Run, cannot_make
 from slipway.process.tree import start_ticks
 from slipway.protocol.errors import CODE_OF, MORE_PROCESSES, UNHEALTHY, LaunchError

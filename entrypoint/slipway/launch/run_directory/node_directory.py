@@ -1,0 +1,343 @@
+"""A node's folder in a run directory as it is read: the files that its launcher and its ranks keep there, each as a tuple with
+names into which it is decoded, and NodeDirectory, which is asked for them.
+
+A file that is missing, torn, damaged or forged counts as far as it makes sense: a field that makes none keeps its default.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from slipway.launch.run_directory.records import read_ledger, read_record
+from slipway.protocol.decoding import Between, decode_known, decode_rows
+from slipway.protocol.files import (
+    HANG_FILE,
+    HEARTBEATS,
+    LAUNCHER_FILE,
+    LEDGER_FILE,
+    LOGS,
+    NODE,
+    OUTCOMES,
+    RANK,
+    RANKS,
+    RANKS_FILE,
+    SECONDS,
+    SPARES_FILE,
+    STACKS_FILE,
+    STEPS,
+    STOP_FILE,
+    STORE_FILE,
+    TRACE_FILE,
+    TRACE_WANTED,
+    WAITING_FILE,
+    error_file,
+    number_in,
+    own_file,
+    rank_file,
+    rank_log,
+    read_json,
+    read_run_text,
+)
+from slipway.protocol.phases import Phase
+from slipway.protocol.printable import utc
+
+if TYPE_CHECKING:
+    from slipway.launch.verdict.ledger import Ledger
+
+Seconds = Annotated[float, Between(0, SECONDS)]
+
+
+class WaitingRecord(NamedTuple):
+    """`waiting.json`: the launcher waits for others, for this attempt and since then (Unix seconds)."""
+
+    attempt: int | None = None
+    since: float | None = None
+
+
+class SpareNode(NamedTuple):
+    """A spare node of a job: its rank and host."""
+
+    node: int = 0
+    host: str = ""
+
+
+class SparesRecord(NamedTuple):
+    """`spares.json` of node 0: the spare nodes that wait while an attempt runs."""
+
+    spares: tuple[SpareNode, ...] = ()
+
+
+class HangRecord(NamedTuple):
+    """`hang.json`: a hang that lasts, in words."""
+
+    text: str = ""
+
+
+class StopRecord(NamedTuple):
+    """A stop file: the outcome that it asks for, empty for the usual one; in a node's folder also the `name` of the request."""
+
+    outcome: str = ""
+    name: str = ""
+
+
+class RankStatus(NamedTuple):
+    """A rank of a script as its launcher sees it: collectives done and per second, processor cores kept busy, percent of the time
+    in which its GPU was in use, its last line.
+    """
+
+    rank: int
+    collectives: int | None = None
+    per_second: float | None = None
+    cores: float | None = None
+    gpu: float | None = None
+    line: str = ""
+
+
+class RanksRecord(NamedTuple):
+    """`ranks.json`, and `stacks.json`, which is written again for each request: what there is of each rank, and when that was."""
+
+    ranks: Mapping[int, Any] = MappingProxyType({})
+    time: float | None = None
+
+
+class StoreRecord(NamedTuple):
+    """`store.json`: the run's address in the `store`, the newest `step` that is complete there and when it was `taken`; the step
+    that is being copied, and how many bytes of it are `done`; why the last try failed, and who continues the run. `bytes` and
+    `seconds` of processor time in all.
+    """
+
+    store: str = ""
+    attempt: int = 0
+    step: Annotated[int, Between(0, STEPS)] | None = None
+    taken: Seconds | None = None
+    copying: Annotated[int, Between(0, STEPS)] | None = None
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    superseded: str = ""
+    bytes: int = 0
+    seconds: Seconds = 0.0
+    fetched: Seconds | None = None  # in a copy of the run that a command fetched, when that was
+
+    def age(self, now: float) -> float | None:
+        """How old the newest copy is, in seconds; None where that is unknown."""
+        return None if self.taken is None else round(max(0.0, now - self.taken), 1)
+
+    def describe(self, now: float) -> str:
+        """The same in words."""
+        if self.step is None:
+            return f"{self.store} has no snapshot yet"
+        age = "" if self.taken is None else f", {self.age(now):.0f} s old"
+        return f"the newest snapshot in {self.store} is of step {self.step}{age}"
+
+
+class TraceRequest(NamedTuple):
+    """`trace-wanted`: the id of the request."""
+
+    id: str = ""
+
+
+class TraceAnswer(NamedTuple):
+    """`trace.json`: how far the request of this id is, `steps` from the one after `step` on; the `folder` with the traces, or
+    `why` there are none.
+    """
+
+    id: str = ""
+    attempt: int = 0
+    state: str = ""
+    steps: int = 0
+    step: int | None = None
+    folder: str = ""
+    why: str = ""
+
+
+class Beat(NamedTuple):
+    """A heartbeat: where a rank reports that it is; `monotonic` is its own clock, `pid` its process.
+
+    `beats` counts its reports so far except those of waiting for data, and is the same on all ranks at the same place. `first` is
+    the step that training began with, `spent` the seconds in each phase so far, up to this one, `again` those of them in which it
+    made steps that it had made before. `own`: seconds that it works on a step by itself; `slow`: the rank that makes all others
+    wait, and by which share it is slower; `waited`: for how many seconds they did so far, by rank.
+    """
+
+    rank: int
+    phase: Phase = Phase.SETUP
+    step: int = 0
+    steps: int | None = None
+    monotonic: float = 0.0
+    pid: int | None = None
+    beats: int = 0
+    first: int = 0
+    spent: Mapping[Phase, Seconds] = MappingProxyType({})
+    again: Seconds = 0.0
+    own: Seconds | None = None
+    slow: tuple[Annotated[int, Between(0, RANKS - 1)], Seconds] | None = None
+    waited: Mapping[int, Seconds] = MappingProxyType({})
+
+    @property
+    def place(self) -> str:
+        """How people read it: `step 3 of 20, train`."""
+        of = f" of {self.steps}" if self.steps else ""
+        return f"step {self.step}{of}, {self.phase}"
+
+
+def read_beat(rank: int, content: Mapping[str, object]) -> Beat | None:
+    """The beat of a rank; None where its file does not say where the rank is."""
+    return decode_known(Beat, {**content, "rank": rank}, required=("phase", "step", "monotonic"))
+
+
+class Holder(NamedTuple):
+    """`launcher.json`: where a launcher runs, its process with the start in clock ticks, and since when it holds a node's folder
+    (Unix seconds). `job`: the nonce of the job of several nodes that it takes part in.
+    """
+
+    host: str
+    pid: int
+    space: str  # boot and process namespace; within one, pid and start identify a process for certain
+    started: int
+    since: float
+    token: str
+    job: str = ""
+
+    @property
+    def text(self) -> str:
+        """How people read it."""
+        return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
+
+
+class RankLog(NamedTuple):
+    """A log in a node's folder: that of a rank, `rank-N`, or of what started the ranks."""
+
+    path: Path
+    node_rank: int
+
+    @property
+    def rank(self) -> int | None:
+        """The rank, None for the log of what started the ranks."""
+        return number_in(self.path.stem, RANK)
+
+
+class NodeDirectory(NamedTuple):
+    """What belongs to one node in a run directory. Where there is a launcher for each `process`, to the one of that process."""
+
+    path: Path
+    process: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """The node's rank, by the folder's name."""
+        return number_in(self.path.name, NODE) or 0
+
+    def file(self, name: str) -> Path:
+        """A file of the launcher, by its name where there is one launcher for the node."""
+        return own_file(self.path, name, self.process)
+
+    @property
+    def lock(self) -> Path:
+        """The file that says which launcher holds this folder."""
+        return self.file(LAUNCHER_FILE)
+
+    @property
+    def holder(self) -> Holder | None:
+        """The launcher that holds this folder, or held it until it was killed; None without one."""
+        return read_holder(self.lock)
+
+    @property
+    def waiting(self) -> WaitingRecord | None:
+        """Which attempt the launcher waits for; None where it does not wait."""
+        content = read_json(self.path / WAITING_FILE)
+        return decode_known(WaitingRecord, content) if content else None
+
+    @property
+    def spares(self) -> tuple[SpareNode, ...] | None:
+        """The spare nodes that wait while an attempt runs, as node 0 wrote them down; None of a job without any."""
+        content = read_json(self.path / SPARES_FILE)
+        record = decode_known(SparesRecord, content) if content else None
+        return record.spares if record else None
+
+    @property
+    def hang(self) -> str:
+        """A hang of a script that lasts, in words; empty without one."""
+        return read_record(HangRecord, self.file(HANG_FILE)).text
+
+    @property
+    def stopping(self) -> str:
+        """Why its workers were asked to stop, in words; empty where they were not."""
+        return read_record(StopRecord, self.path / STOP_FILE).name
+
+    @property
+    def store(self) -> StoreRecord:
+        """How far the copy in the store is."""
+        return read_record(StoreRecord, self.path / STORE_FILE)
+
+    def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
+        """The newest heartbeat of each rank that has one, of all ranks of the node by default."""
+        files = {rank: self.heartbeat_file(rank) for rank in (self._ranks() if ranks is None else ranks)}
+        found = {rank: read_beat(rank, read_json(file)) for rank, file in files.items()}
+        return {rank: beat for rank, beat in found.items() if beat}
+
+    def heartbeat_file(self, rank: int) -> Path:
+        """The file that a rank writes its heartbeat to."""
+        return rank_file(self.path, HEARTBEATS, rank)
+
+    def _ranks(self) -> list[int]:
+        names = [file.stem for file in (self.path / HEARTBEATS).glob("*.json")]
+        return sorted(rank for name in names if (rank := number_in(name, RANK)) is not None)
+
+    def outcomes(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """What those of the ranks that have ended wrote about it."""
+        return {rank: record for rank in ranks if (record := read_json(rank_file(self.path, OUTCOMES, rank)))}
+
+    def log_text(self, rank: int) -> str:
+        """All that a rank printed. Raises OSError."""
+        return read_run_text(self.path / LOGS / rank_log(rank))
+
+    def logs(self) -> list[RankLog]:
+        """The logs of its ranks, and of what started them."""
+        return [RankLog(path, self.rank) for path in (self.path / LOGS).glob("*.log")]
+
+    def tracebacks(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """The tracebacks that `torch.distributed.elastic`'s @record wrote, by rank, in lines."""
+        found = {}
+        for rank in ranks:
+            match read_json(self.path / OUTCOMES / error_file(rank)):
+                case {"message": {"extraInfo": {"py_callstack": str() as stack}}}:
+                    found[rank] = stack.splitlines()
+        return found
+
+    def ledger(self) -> "Ledger | None":
+        """The ledger that the launcher keeps; None without one."""
+        return read_ledger(read_json(self.path / LEDGER_FILE))
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The attempts that failed, as the launcher keeps them with its ledger, oldest first."""
+        rows = read_json(self.path / LEDGER_FILE).get("failures")
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    def workers(self) -> list[RankStatus]:
+        """How far the ranks of a script are."""
+        rows = read_record(RanksRecord, self.file(RANKS_FILE)).ranks
+        return decode_rows(RankStatus, [{**row, "rank": rank} for rank, row in rows.items() if isinstance(row, dict)])
+
+    def stacks(self) -> RanksRecord:
+        """The answer to the newest request for stacks."""
+        return read_record(RanksRecord, self.file(STACKS_FILE))
+
+    def trace_request(self) -> str:
+        """The id of the request to trace that waits; empty without one."""
+        return read_record(TraceRequest, self.path / TRACE_WANTED).id
+
+    def trace_answer(self) -> TraceAnswer:
+        """How far the newest request to trace is."""
+        return read_record(TraceAnswer, self.path / TRACE_FILE)
+
+
+def read_holder(lock: Path) -> Holder | None:
+    """The launcher that a lock file names; None where there is no such file or it makes no sense."""
+    return decode_known(Holder, read_json(lock))
+
+
+def read_stop(file: Path) -> str:
+    """The outcome for which a stop file asks; empty for the usual one."""
+    return read_record(StopRecord, file).outcome
