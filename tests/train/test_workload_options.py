@@ -45,6 +45,17 @@ def test_arguments_become_options(workload: str, args: list[str], expected: dict
     assert {name: getattr(options, name) for name in expected} == expected
 
 
+def test_options_that_are_left_out_have_their_defaults_and_other_names_are_refused() -> None:
+    options = LinearOptions(lr=0.5)
+    assert (options.lr, options.batch_size, options.sources) == (0.5, 32, {})
+    assert options.sources is not LinearOptions().sources
+    assert dataclasses.replace(options, keep=3).values() == {**options.values(), "keep": 3}
+    with pytest.raises(TypeError, match=r"^LinearOptions has no option keeps, laer$"):
+        LinearOptions(laer=0.1, keeps=1, keep=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.lr = 0.1  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("workload", "args", "message"),
     [

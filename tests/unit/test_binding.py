@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from stand_ins import make_devices, plan_for
@@ -16,7 +15,7 @@ from slipway.protocol.binding import on_cores, own_cores, own_device, read_cores
 SLICES = tuple(Gpu(0, f"MIG-{letter}", "NVIDIA H100 MIG 1g.10gb", (9, 0)) for letter in "abc")
 MIXED = (*SLICES[:1], Gpu(1, "GPU-1", "NVIDIA H100", (9, 0)))
 NEAR = tuple(
-    replace(gpu, cores=cores) for gpu, cores in zip(make_devices(3).gpus, [(0, 1, 4), (), (2, 3)], strict=True)
+    gpu._replace(cores=cores) for gpu, cores in zip(make_devices(3).gpus, [(0, 1, 4), (), (2, 3)], strict=True)
 )
 
 

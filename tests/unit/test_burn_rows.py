@@ -39,7 +39,7 @@ def test_each_gpu_has_a_row_and_only_gpus_of_one_kind_are_compared(monkeypatch: 
     ) -> Iterator[tuple[str, ProbeEnding]]:
         asked.append((environ["OMP_NUM_THREADS"], seconds, module, words))
         for gpu in devices.gpus:
-            yield f"GPU {gpu.index}", ProbeEnding({"right": "all", "digest": 9 if gpu.index in (1, 3) else 7}, 0)
+            yield f"GPU {gpu.number}", ProbeEnding({"right": "all", "digest": 9 if gpu.number in (1, 3) else 7}, 0)
 
     monkeypatch.setattr(products, "probe_devices", probe_devices)
     monkeypatch.setattr(products.importlib.util, "find_spec", lambda name: name)

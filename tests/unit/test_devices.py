@@ -78,7 +78,7 @@ def test_mig_slices_are_devices(wanted: str | None, uuids: list[str]) -> None:
 def test_a_gpu_keeps_what_is_known_of_it() -> None:
     nvml = FakeNvml(make_card(0, capability=(7, 5)))
     found = read_devices({}, nvml, BARE)
-    assert (found.gpus[0].index, found.gpus[0].name, found.gpus[0].capability) == (0, "NVIDIA H100", (7, 5))
+    assert (found.gpus[0].number, found.gpus[0].name, found.gpus[0].capability) == (0, "NVIDIA H100", (7, 5))
     assert (found.driver, found.problem) == ("550.54.15", "")
     assert nvml.shut_down
 
@@ -185,7 +185,7 @@ def test_gpus_that_a_cgroup_keeps_from_us_hide_no_others(wanted: str | None, uui
     environ = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
     found = read_devices(environ, FakeNvml(*FOUR, forbidden=(0, 2)), BARE)
     assert ([gpu.uuid for gpu in found.gpus], found.problem) == (uuids, "")
-    assert [gpu.index for gpu in found.gpus] == [int(uuid[4]) for uuid in uuids]  # nvidia-smi still shows them so
+    assert [gpu.number for gpu in found.gpus] == [int(uuid[4]) for uuid in uuids]  # nvidia-smi still shows them so
 
 
 def test_who_may_use_no_gpu_is_told_why(tmp_path: Path) -> None:

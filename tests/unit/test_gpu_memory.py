@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from stand_ins import make_devices
 
@@ -17,7 +15,7 @@ def holding(*used: float) -> Devices:
     """GPUs with so many GiB in use."""
     found = make_devices(len(used))
     return found._replace(
-        gpus=tuple(replace(gpu, used=int(much * GIB)) for gpu, much in zip(found.gpus, used, strict=True))
+        gpus=tuple(gpu._replace(used=int(much * GIB)) for gpu, much in zip(found.gpus, used, strict=True))
     )
 
 

@@ -1,7 +1,5 @@
 """Device, number of processes, backend and threads of a node."""
 
-from dataclasses import replace
-
 import pytest
 from environments import BARE_SRUN, ENROOT, ENROOT_TASKS, MPICH, OPEN_MPI_TASKS, PLAIN, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, resolve
@@ -150,13 +148,13 @@ def make_sockets(*gpus: int, cpus: int = 64) -> Devices:
     near = {0: tuple(range(cpus // 2)), 1: tuple(range(cpus // 2, cpus)), -1: ()}
     cards = make_devices(len(gpus), cpus=float(cpus))
     return cards._replace(
-        gpus=tuple(replace(gpu, cores=near[place]) for gpu, place in zip(cards.gpus, gpus, strict=True))
+        gpus=tuple(gpu._replace(cores=near[place]) for gpu, place in zip(cards.gpus, gpus, strict=True))
     )
 
 
 UNEVEN = Devices(
     tuple(
-        replace(gpu, cores=cores) for gpu, cores in zip(make_devices(2).gpus, (tuple(range(31)), (31,)), strict=True)
+        gpu._replace(cores=cores) for gpu, cores in zip(make_devices(2).gpus, (tuple(range(31)), (31,)), strict=True)
     ),
     32.0,
 )

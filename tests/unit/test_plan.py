@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
@@ -129,7 +128,7 @@ def test_each_process_is_told_its_slice_and_the_cores_near_its_gpu(
     slices: bool, cores: tuple[int, ...], told: tuple[str | None, str | None]
 ) -> None:
     devices = make_devices(2)
-    gpus = tuple(replace(gpu, uuid=f"{'MIG' if slices else 'GPU'}-{gpu.index}", cores=cores) for gpu in devices.gpus)
+    gpus = tuple(gpu._replace(uuid=f"{'MIG' if slices else 'GPU'}-{gpu.number}", cores=cores) for gpu in devices.gpus)
     env = plan_for(devices=devices._replace(gpus=gpus)).env
     assert (env.get(LOCAL_DEVICES), env.get(LOCAL_CORES)) == told
 

@@ -64,7 +64,7 @@ def look_at_gpus(
     """The driver's row, and the rows of each GPU that CUDA will see. `nvml` is for tests, `runtime` as in Host."""
     yield judge_driver(devices, environ, runtime, read_cuda(locate_module("torch")))
     if devices.gpus:
-        indices = sorted({gpu.index for gpu in devices.gpus})  # slices of a GPU share it
+        indices = sorted({gpu.number for gpu in devices.gpus})  # slices of a GPU share it
         for reading in read_gpus(nvml or importlib.import_module("pynvml"), indices):
             yield from judge_gpu(reading)
 
@@ -197,7 +197,7 @@ def describe_links(devices: Devices, nvml: Any = None) -> str:
     try:
         nvml.nvmlInit()
         try:
-            gpu = nvml.nvmlDeviceGetHandleByIndex(devices.gpus[0].index)
+            gpu = nvml.nvmlDeviceGetHandleByIndex(devices.gpus[0].number)
             return _nvlinks(nvml, gpu) or _pcie(nvml, gpu)
         finally:
             nvml.nvmlShutdown()

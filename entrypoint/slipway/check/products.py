@@ -88,7 +88,7 @@ def compare_digests(kind: str, digests: Mapping[str, int]) -> Iterator[Finding]:
 
 def device_name(gpu: Gpu) -> str:
     """How a GPU, or a slice of one, is called in rows."""
-    return gpu.uuid if gpu.is_slice else f"GPU {gpu.index}"
+    return gpu.uuid if gpu.is_slice else f"GPU {gpu.number}"
 
 
 def probe_devices(

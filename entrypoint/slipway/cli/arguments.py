@@ -66,7 +66,7 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
         _require_mpi()
     if topology.rank == 0:
         listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
-    data = _hash_stdlib if program.options and _reads_stdlib(program.options) else None
+    data = _hash_stdlib if program.options and program.options.reads_stdlib else None
     plan = make_plan(topology, program.workload, program.arguments, sources)
     return Job(plan, sources, devices, environ, data, host, program.options)
 
@@ -220,15 +220,8 @@ def options_json(job: Job) -> dict[str, Any]:
     return {hyphens(name): {"value": value, "source": sources[name]} for name, value in job.options.values().items()}
 
 
-def _reads_stdlib(options: "Options") -> bool:
-    """Whether the data are Python's own library, which differs between versions of Python."""
-    from slipway.options.dataset import STDLIB
-
-    return options.values().get("dataset") == STDLIB
-
-
 def _hash_stdlib() -> str:
-    """The hash of that text, for the other nodes to compare."""
+    """The hash of the text that Python's own library is, for the other nodes to compare."""
     from slipway.train.text.files import read_stdlib
 
     return read_stdlib().sha256

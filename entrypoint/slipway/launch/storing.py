@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from slipway.launch.node import NoStore, WaitError
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import pip_install
 from slipway.launch.resolve.topology import Topology
-from slipway.launch.run_directory.directory import NodeDirectory, RunDirectory, newest_run
+from slipway.launch.run_directory.directory import RunDirectory, newest_run
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.run_directory.records import RunRecord
 from slipway.launch.run_directory.run import NoNewRunError, Run, is_finished, place_run
 from slipway.process.machine import CLOCK, Clock
@@ -344,7 +346,7 @@ def require_elsewhere(address: StoreAddress, run: Path) -> None:
 
 def require_name(path: Path) -> str:
     """The name of a run in a store, by its folder. Raises LaunchError (78) for one that is no name of objects."""
-    if not SEGMENT.fullmatch(path.name) or path.name.startswith("."):
+    if not re.fullmatch(SEGMENT, path.name) or path.name.startswith("."):
         raise LaunchError(
             f"--run-dir {path}: its last part is the run's name in the store, and may have letters, digits and -_.=+@, only."
         )

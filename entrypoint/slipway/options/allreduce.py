@@ -42,7 +42,7 @@ class Collectives(click.ParamType[str]):
         return ",".join(names)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class AllreduceOptions(Options):
     """Measure collectives over message sizes: latency, bandwidth, correctness, and the slowest rank."""
 

@@ -67,12 +67,12 @@ class Services(click.ParamType[str]):
 # Where an option's value came from, if not from a line of the --config file.
 DEFAULT, PRESET, COMMAND_LINE = "default", "preset", "command line"
 FP16_NEEDS_GPU = "--precision fp16 needs a GPU; on a CPU type --precision bf16 or --precision fp32."
-FILE_LINE = re.compile(r" line \d+$")  # how the source of a value from that file ends, behind the file's name
+FILE_LINE = r" line \d+$"  # how the source of a value from that file ends, behind the file's name
 
 
 def is_given(source: str) -> bool:
     """Whether a value from `source` is the user's own: typed, or in a file, which may be called default.yaml."""
-    return source == COMMAND_LINE or FILE_LINE.search(source) is not None
+    return source == COMMAND_LINE or re.search(FILE_LINE, source) is not None
 
 
 def option(default: Any, kind: click.ParamType[Any] | None, text: str) -> Any:
@@ -80,9 +80,12 @@ def option(default: Any, kind: click.ParamType[Any] | None, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind, "help": text})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Options:
-    """What was asked of a workload. `sources` says of each option where its value came from."""
+    """What was asked of a workload. `sources` says of each option where its value came from.
+
+    The classes below declare options only: methods that dataclasses made for each class would take milliseconds of every start.
+    """
 
     workload: ClassVar[str]
     example: ClassVar[str] = ""  # what may stand behind the name; --help shows it
@@ -95,6 +98,13 @@ class Options:
         None, FILE, "A YAML file with these options by name; the command line takes precedence."
     )
 
+    def __init__(self, **values: Any) -> None:
+        """Take values by the names of the options; one that is left out has its default. Raises TypeError for other names."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        if unknown := values.keys() - defaults.keys():
+            raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
+        vars(self).update(defaults | {"sources": {}} | values)
+
     @property
     def given(self) -> frozenset[str]:
         """The options that the user gave, on the command line or in a file."""
@@ -104,6 +114,11 @@ class Options:
         """The value of each option, by name."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "sources"]
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def reads_stdlib(self) -> bool:
+        """Whether the data are Python's own library, which differs between versions of Python."""
+        return False
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other."""
@@ -116,9 +131,9 @@ class Options:
         """Raise ConfigurationError for what training would find out, as far as a look at the files tells a launcher."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Common(Options):
-    """Options of every training. Only the classes of workloads get methods from dataclasses: making them takes milliseconds."""
+    """Options of every training."""
 
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("steps", "epochs"), ("batch_size", "batch_size_per_process"))
 
@@ -231,7 +246,7 @@ class Common(Options):
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Exportable(Common):
     """Options of a training whose result can be used elsewhere."""
 

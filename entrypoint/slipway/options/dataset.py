@@ -18,7 +18,7 @@ FORMS = "stdlib, file:PATH, tokens:DIR or hub:OWNER/NAME[/FOLDER][@REVISION]"
 NO_PLAIN_TEXT = frozenset({".parquet", ".jsonl", ".ndjson", ".json"})
 VALIDATION = 0.01  # the share of a text for validation, unless file names or an option say otherwise
 MANIFEST = "manifest.json"  # makes a folder one of tokens
-REPO = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+REPO = r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?"
 
 
 class Dataset(click.ParamType[str]):
@@ -50,7 +50,7 @@ def meant_dataset(value: str) -> str:
         return f" Did you mean {TOKENS if (Path(value) / MANIFEST).exists() else FILE}:{value}?"
     if near:
         return f" Did you mean {near}{'' if near == STDLIB else ':…'}?"
-    return f" Did you mean {HUB}:{value}?" if "/" in value and REPO.fullmatch(value) else ""
+    return f" Did you mean {HUB}:{value}?" if "/" in value and re.fullmatch(REPO, value) else ""
 
 
 def _is_there(path: str) -> bool:
@@ -117,7 +117,7 @@ def require_length(dataset: str, context: int) -> None:
 def check_tokenizer(name: str) -> None:
     """Raise ConfigurationError for a path that is not there; what could be a repo of the Hub is asked for later."""
     require_local(name, f"--tokenizer {name}")
-    if not Path(name).exists() and (not REPO.fullmatch(name) or name.endswith(".json") or name.startswith(".")):
+    if not Path(name).exists() and (not re.fullmatch(REPO, name) or name.endswith(".json") or name.startswith(".")):
         raise ConfigurationError(
             f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest_path(name)} Type bytes, the path of a "
             "tokenizer.json or of a folder with one, or a repo of the Hub."

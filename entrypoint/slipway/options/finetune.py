@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from slipway.options.paths import require_local
 from slipway.protocol.mistake import ConfigurationError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class FinetuneOptions(TextOptions):
     """Fine-tune a pretrained GPT-2 checkpoint, and compare its perplexity before and after."""
 
@@ -53,7 +54,7 @@ class FinetuneOptions(TextOptions):
         if self.model is None or Path(self.model).is_dir():
             return
         require_local(self.model, f"--model {self.model}")
-        if Path(self.model).exists() or self.model.startswith(".") or not REPO.fullmatch(self.model):
+        if Path(self.model).exists() or self.model.startswith(".") or not re.fullmatch(REPO, self.model):
             raise ConfigurationError(
                 f"--model {self.model} is no folder{seen_from(self.model)}.{nearest_path(self.model)} Type the path of a folder "
                 "with config.json and safetensors, or a repo of the Hub: OWNER/NAME or OWNER/NAME@REVISION."

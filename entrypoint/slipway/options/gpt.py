@@ -13,7 +13,7 @@ from slipway.options.common import COUNT, COUNT_OR_ZERO, NOT_NEGATIVE, SHARE, Ex
 from slipway.options.dataset import STDLIB, TOKENS, Dataset, check_dataset, check_tokenizer, require_length
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class TextOptions(Exportable):
     """Options of every training on text."""
 
@@ -35,6 +35,11 @@ class TextOptions(Exportable):
     )
     sample_prompt: str = option("def ", click.STRING, "The beginning of that text.")
     temperature: float = option(0.6, NOT_NEGATIVE, "Randomness of that text; 0 selects the most likely token.")
+
+    @property
+    def reads_stdlib(self) -> bool:
+        """Whether the data are Python's own library."""
+        return self.dataset == STDLIB
 
     def check(self) -> None:
         """Raise click.UsageError where values contradict each other, ConfigurationError for data that are not there."""
@@ -70,7 +75,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class GptOptions(TextOptions):
     """Train a GPT-2 style transformer on text."""
 

@@ -13,7 +13,7 @@ from slipway.options.numbers import Whole
 from slipway.protocol.mistake import ConfigurationError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class LinearOptions(Common):
     """Train one linear layer on synthetic binary labels: the smallest data-parallel job."""
 

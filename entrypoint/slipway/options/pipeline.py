@@ -16,7 +16,7 @@ PARTS = 4  # of a batch at least: twice as many as there are stages, of which ea
 DDP = ("bucket_mb", "static_graph", "find_unused_parameters")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class PipelineOptions(GptOptions):
     """Train the transformer of `gpt`, split into pipeline stages and replicated over the remaining processes."""
 

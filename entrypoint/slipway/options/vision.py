@@ -44,7 +44,7 @@ class PictureData(click.ParamType[str]):
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class VisionOptions(Exportable):
     """Train a convolutional network on labelled pictures."""
 

@@ -6,7 +6,6 @@ Manifests, sbatch files and documents are tested against `EXITS`; nothing else i
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import NamedTuple
@@ -63,9 +62,7 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 # What says that no process or thread can be made here any more (RLIMIT_NPROC, pids.max): EAGAIN of clone(2), and Python's words.
 # EAGAIN has the same text where a file is locked.
-NO_MORE_PROCESSES = re.compile(
-    r"^(?!.*\b[a-z]*lock\b).*(resource temporarily unavailable|can't start new thread)", re.IGNORECASE
-)
+NO_MORE_PROCESSES = r"(?i)^(?!.*\b[a-z]*lock\b).*(resource temporarily unavailable|can't start new thread)"
 MORE_PROCESSES = (
     "raise this node's limit of processes and threads: `ulimit -u`, --ulimit nproc and --pids-limit of docker run, podPidsLimit "
     "of the kubelet; fewer threads: OMP_NUM_THREADS=1"

@@ -10,7 +10,7 @@ from itertools import groupby
 # Colours and cursor movements are removed. Other control characters, those that change the direction of text, and surrogates,
 # which UTF-8 cannot hold, are replaced.
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\ud800-\udfff]")
+_CONTROL = rf"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\ud800-\udfff]"
 
 
 def printable(text: object) -> str:
@@ -19,7 +19,7 @@ def printable(text: object) -> str:
     Bytes of a path that are not UTF-8 are spelt out: `caf\\xe9.png`.
     """
     text = str(text)
-    return text if text.isprintable() else _CONTROL.sub(_shown, text)
+    return text if text.isprintable() else re.sub(_CONTROL, _shown, text)
 
 
 def _shown(found: re.Match[str]) -> str:

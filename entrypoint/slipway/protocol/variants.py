@@ -94,12 +94,12 @@ def why_unusable(cuda: str | None, driver: str, gpus: Gpus, machine: str) -> str
 
 
 # torch/csrc/cuda/Module.cpp and torch/cuda/__init__.py: CUDA's number of the driver, 12040 for 12.4.
-FOUND = re.compile(r"found version (\d+)\d{3}\b")
+FOUND = r"found version (\d+)\d{3}\b"
 
 
 def advise_old_driver(said: str, machine: str) -> str:
     """What helps where torch or NCCL reported that the driver is too old. torch says which CUDA version the driver supports."""
-    found, built = FOUND.search(said), [variant for variant in VARIANTS if machine in variant.code]
+    found, built = re.search(FOUND, said), [variant for variant in VARIANTS if machine in variant.code]
     able = [variant for variant in built if found and variant.cuda <= int(found[1])]
     if able:
         return (

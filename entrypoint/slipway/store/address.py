@@ -4,14 +4,14 @@ import re
 from typing import NamedTuple
 
 SUPPORTED = "s3://BUCKET[/PATH], gs://BUCKET[/PATH], az://CONTAINER[/PATH] or file:///FOLDER"
-ADDRESS = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
+ADDRESS = r"(?s)([A-Za-z][\w+.-]*)://(.*)"
 # Names of buckets, as each cloud has them. Dots are allowed in those of S3 and Google.
 BUCKETS = {
     "s3": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
     "gs": r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]",
     "az": r"[a-z0-9](?:-?[a-z0-9]){2,62}",
 }
-SEGMENT = re.compile(r"[\w.=+@,-]+")
+SEGMENT = r"[\w.=+@,-]+"
 # The variables for what some tools take in an address: an account, keys, a signature, a server.
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL",
@@ -44,7 +44,7 @@ def parse_store(text: str) -> StoreAddress | None:
     """Return the store that an address means; None for an empty text. Raises ValueError with what is supported."""
     if not text:
         return None
-    found = ADDRESS.fullmatch(text)
+    found = re.fullmatch(ADDRESS, text)
     if found is None or found[1].lower() not in (*BUCKETS, "file"):
         raise ValueError(f"{SUPPORTED} is needed; others are not supported")
     scheme = found[1].lower()
@@ -68,7 +68,7 @@ def parse_store(text: str) -> StoreAddress | None:
 
 def _checked(path: str) -> str:
     parts = path.split("/") if path else []
-    odd = next((part for part in parts if not SEGMENT.fullmatch(part) or part in (".", "..")), None)
+    odd = next((part for part in parts if not re.fullmatch(SEGMENT, part) or part in (".", "..")), None)
     if odd is not None:
         raise ValueError(f"letters, digits and -_.=+@, are allowed in each part of a store's path, not {odd!r}")
     return path
@@ -76,5 +76,5 @@ def _checked(path: str) -> str:
 
 def is_store(text: str) -> bool:
     """Whether a text is meant as the address of a store."""
-    found = ADDRESS.fullmatch(text)
+    found = re.fullmatch(ADDRESS, text)
     return found is not None and found[1].lower() in (*BUCKETS, "file")

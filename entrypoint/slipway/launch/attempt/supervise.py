@@ -6,6 +6,7 @@ stop_handler.py, hangs that of hang_watch.py.
 
 import math
 import os
+import re
 import selectors
 import signal
 import socket
@@ -94,7 +95,7 @@ class Attempt:
         try:
             child, output = self._start(environ)
         except OSError as error:
-            advice = f". What helps: {MORE_PROCESSES}." if NO_MORE_PROCESSES.search(str(error)) else ""
+            advice = f". What helps: {MORE_PROCESSES}." if re.search(NO_MORE_PROCESSES, str(error)) else ""
             raise LaunchError(f"The workload cannot be started: {error}{advice}", code_of(error)) from None
         ended = open_process(child.process.pid)
         if ended is not None:  # else its end is noticed at the next look

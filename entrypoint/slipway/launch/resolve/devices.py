@@ -11,22 +11,20 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from slipway.protocol.cgroups import count_cpus
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One device as CUDA counts them: a GPU, or a MIG slice of one. `capability` is the compute capability.
 
-    `index` is NVML's number of the GPU, as nvidia-smi shows it; slices share it. `cores` are those of its NUMA node that this
+    `number` is NVML's index of the GPU, as nvidia-smi shows it; slices share it. `cores` are those of its NUMA node that this
     process may use, none where that is unknown or means all or none of them. `used` is the memory in use, in bytes.
     """
 
-    index: int
+    number: int
     uuid: str
     name: str
     capability: tuple[int, int]
@@ -200,11 +198,11 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> tuple[tuple[Gpu, ...]
     """Return the GPUs that CUDA will show for this CUDA_VISIBLE_DEVICES, and why there is none."""
     if wanted is None:
         return tuple(gpus), "the driver shows none"
-    numbers = list(dict.fromkeys(gpu.index for gpu in gpus))  # CUDA counts those alone that it may use
+    numbers = list(dict.fromkeys(gpu.number for gpu in gpus))  # CUDA counts those alone that it may use
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         if entry.isdecimal():
-            found = [gpu for gpu in gpus if gpu.index in numbers[int(entry) : int(entry) + 1]][:1]
+            found = [gpu for gpu in gpus if gpu.number in numbers[int(entry) : int(entry) + 1]][:1]
         else:
             found = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(found) != 1:
@@ -246,7 +244,7 @@ class GpuUse:
         if not self._handles:
             self._nvml = self._nvml or importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-        self._handles[gpu.uuid] = handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        self._handles[gpu.uuid] = handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu.number)
         return handle
 
 
@@ -275,7 +273,9 @@ def wait_for_memory(
     used = {gpu.uuid: gpu.used for gpu in before}
     told, until = False, time.monotonic() + PATIENCE
     while used and time.monotonic() < until:
-        more, index = max(((gpu.used - used.get(gpu.uuid, gpu.used), gpu.index) for gpu in look().gpus), default=(0, 0))
+        more, index = max(
+            ((gpu.used - used.get(gpu.uuid, gpu.used), gpu.number) for gpu in look().gpus), default=(0, 0)
+        )
         if more <= SLACK:
             return
         if not told:

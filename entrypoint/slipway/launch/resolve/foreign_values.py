@@ -11,18 +11,18 @@ class ForeignValueError(ValueError):
 
 
 # What stands for a value that somebody was to fill in: $NAME, ${NAME}, $(command), `command`, {{name}}, <name>, %q{NAME}.
-_PLACEHOLDER = re.compile(r"\$[\w{(]|`|\{\{|^<.*>$|%q?[{(]")
-_SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://")  # Kubernetes writes NAME_PORT so for each Service of the namespace
+_PLACEHOLDER = r"\$[\w{(]|`|\{\{|^<.*>$|%q?[{(]"
+_SERVICE_LINK = r"(?:tcp|udp|sctp)://"  # Kubernetes writes NAME_PORT so for each Service of the namespace
 
 
 def explain_value(name: str, text: str) -> str:
     """Why a value is none that somebody chose, and what to do about it; empty where it may be."""
-    if _PLACEHOLDER.search(text):
+    if re.search(_PLACEHOLDER, text):
         return (
             "this placeholder was not replaced by a value. In Kubernetes $(NAME) is replaced if NAME is defined above it in the "
             "same `env` list; a shell replaces $NAME outside of single quotes; docker, --env-file and .env replace nothing"
         )
-    if _SERVICE_LINK.match(text) and name.endswith("_PORT"):
+    if re.match(_SERVICE_LINK, text) and name.endswith("_PORT"):
         service = name.removesuffix("_PORT").lower().replace("_", "-")
         return (
             f'a Kubernetes Service called "{service}" put it there. Set `enableServiceLinks: false` in the pod\'s spec, give the '

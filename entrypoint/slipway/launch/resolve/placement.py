@@ -165,7 +165,7 @@ def share_gpus(gpus: tuple[Gpu, ...], processes: int, process: Process | None) -
     """
     if process and len(gpus) < processes:  # with a launcher for each process it may see its own alone
         return any(gpu.is_slice for gpu in gpus)
-    return len({gpu.index for gpu in place_gpus(gpus, processes)}) < processes
+    return len({gpu.number for gpu in place_gpus(gpus, processes)}) < processes
 
 
 def choose_backend(

@@ -84,11 +84,11 @@ def _is_single_mpi(reading: Reading) -> bool:
 
 # How starters of several processes name, by the ends of the names, the variables for how many there are, and which one this is.
 # SIZE counts processes only after certain words: TRAIN_BATCH_SIZE does not. The rank of LoRA is that of a matrix.
-_SIZE = re.compile(
+_SIZE = (
     r"_?[A-Z0-9]+_(?:\w+_)?(?:NUM_NODES|NNODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|NUM_TASKS|NTASKS|NPROCS)"
     r"|[A-Z0-9]+_(?:(?:COMM|WORLD|GLOBAL|JOB|STEP|TASK|GROUP|GANG|NAMESPACE|CLUSTER|NODE|WORKER|POD|REPLICA)_)*SIZE"
 )
-_INDEX = re.compile(
+_INDEX = (
     r"_?[A-Z0-9]+_(?:\w+_)?(?:(?<!LORA_)RANK|RANKID|NODE_INDEX|NODEID|NODE_ID|TASK_INDEX|WORKER_INDEX|PROCID|PROCNO)"
 )
 _KNOWN = frozenset({"LOCAL", "NODE", "WORLD", "GROUP", "ROLE", "SLURM", "SLIPWAY"})
@@ -126,12 +126,12 @@ def explain_unknown_start(environ: Mapping[str, str]) -> str:
         if (
             family in _KNOWN | _DIVISIONS
             or (family == "PMI" and not environ.get("PMI_RANK"))
-            or not _SIZE.fullmatch(size)
+            or not re.fullmatch(_SIZE, size)
             or not count.isdecimal()
             or int(count) < 2
         ):
             continue
-        ranks = (name for name in environ if _family(name) == family and _INDEX.fullmatch(name))
+        ranks = (name for name in environ if _family(name) == family and re.fullmatch(_INDEX, name))
         if name := next(
             (name for name in ranks if environ[name].isdecimal() and int(environ[name]) < int(count)), None
         ):
@@ -424,7 +424,7 @@ def granted_cores(environ: Mapping[str, str]) -> int:
 
 LIMIT = 65_536  # nodes; Slurm's own MAX_RANGE (64k) for one expression
 _NAME = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = r"(\d+)(?:-(\d+))?"
 
 
 def expand_nodelist(text: str) -> tuple[str, ...]:
@@ -461,7 +461,7 @@ def _expand_name(name: str, text: str) -> list[str]:
 def _expand_ranges(ranges: str, text: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
-        found = _RANGE.fullmatch(part)
+        found = re.fullmatch(_RANGE, part)
         if found is None:
             raise _unreadable(text, f"[{ranges}] is not a list of numbers and ranges")
         first, last = found[1], found[2] or found[1]

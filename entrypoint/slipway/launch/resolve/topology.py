@@ -8,7 +8,6 @@ keeps every value with its source and the candidates it turned down.
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from slipway.launch.resolve.advice import advise, means_cpu
@@ -214,7 +213,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     # With GPUs to spare a script may use several in each process, and which is its own affair.
     wanted = processes >= len(devices.gpus) and sources.value("SLIPWAY_CPU_BINDING") != "none"
     if device == "cpu" or not wanted or not is_fair(devices.gpus, processes, devices.cpus):
-        devices = devices._replace(gpus=tuple(replace(gpu, cores=()) for gpu in devices.gpus))
+        devices = devices._replace(gpus=tuple(gpu._replace(cores=()) for gpu in devices.gpus))
     return Topology(
         nodes=nodes,
         least=least,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -242,7 +243,7 @@ def outcome_word(error: BaseException) -> str:
     word = cause_of(f"{type(error).__name__}: {error}") if isinstance(error, RuntimeError) else Word.FAILED
     if word != Word.FAILED:
         return word
-    if isinstance(error, OSError | RuntimeError) and NO_MORE_PROCESSES.search(str(error)):
+    if isinstance(error, OSError | RuntimeError) and re.search(NO_MORE_PROCESSES, str(error)):
         return Word.UNHEALTHY
     return Word.FAILED
 
