@@ -201,8 +201,15 @@ class Rules:
         self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
 
     def _harms_in(self, attempt: Attempt) -> list[Harm]:
-        """What befell the nodes of an attempt while it ran, or just before."""
-        return [harm for harm in self._harms if harm.order == attempt.order and harm.latest > attempt.begun - 1]
+        """What befell the nodes of an attempt while it ran, or just before. Of a node that never heard of the attempt all counts: node 0
+        may start it with what a node sent before it was frozen, and received late, because its own network was away.
+        """
+        told = {launcher.rank for launcher in attempt.places.values()}
+        return [
+            harm
+            for harm in self._harms
+            if harm.order == attempt.order and (harm.latest > attempt.begun - 1 or harm.rank not in told)
+        ]
 
     def learns(self, launcher: Launcher, news: Outcome | None) -> None:
         """What a launcher knows of the first node that failed never changes within an attempt."""
