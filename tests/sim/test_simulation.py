@@ -45,6 +45,19 @@ def test_a_node_that_is_replaced_was_lost_when_it_fell_silent(seed: int, tmp_pat
     play(range(seed, seed + 1), tmp_path)
 
 
+@pytest.mark.parametrize("seed", [3014786, 3015286])
+def test_a_launcher_that_was_frozen_gives_way_to_the_one_that_has_run_in_its_place_since(
+    seed: int, tmp_path: Path
+) -> None:
+    """Both come back when an attempt has ended, the frozen one first."""
+    play(range(seed, seed + 1), tmp_path)
+
+
+def test_an_attempt_may_begin_with_what_a_node_sent_before_it_was_frozen(tmp_path: Path) -> None:
+    """Node 0 was cut off until then. The attempt fails, and that node is to blame."""
+    play(range(3005674, 3005675), tmp_path)
+
+
 def play(seeds: range, folder: Path, *stories: Story) -> None:
     """Simulate each of them, of these stories or of any."""
     wrong = {}

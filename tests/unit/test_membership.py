@@ -7,7 +7,7 @@ import pytest
 from participants import make_info
 
 from slipway.launch.rendezvous.codec import decode, encode
-from slipway.launch.rendezvous.membership import Member, Membership
+from slipway.launch.rendezvous.membership import Member, Membership, was_replaced
 from slipway.launch.rendezvous.messages import Hello
 
 
@@ -37,6 +37,32 @@ def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: 
 def admit(membership: Membership, *hellos: Hello) -> None:
     for hello in hellos:
         membership.admit(Member(hello, None, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "replaced"),
+    [
+        ({"tries": 1, "attempt": 1}, {"tries": 2, "attempt": 2}, True),
+        ({"tries": 2, "attempt": 2}, {"tries": 1, "attempt": 1}, False),
+        ({"tries": 2, "attempt": 2, "frozen": True}, {"tries": 1, "attempt": 1}, False),
+        ({"tries": 1, "attempt": 1}, {"tries": 1, "attempt": 1}, False),
+        ({"frozen": True}, {}, True),
+        ({"frozen": True}, {"frozen": True}, False),
+        ({}, {"tries": 1, "attempt": 1}, False),  # it was started to replace the other, which is here after all
+        ({"attempt": 1}, {"tries": 2, "attempt": 2}, False),  # its disk knows of an attempt; it has made none
+    ],
+)
+def test_of_two_launchers_of_one_node_the_one_that_missed_an_attempt_or_was_frozen_was_replaced(
+    one: dict[str, Any], other: dict[str, Any], replaced: bool
+) -> None:
+    first, second = (
+        replace(
+            make_hello(2, 4, **{name: value for name, value in each.items() if name != "frozen"}),
+            frozen="frozen" in each,
+        )
+        for each in (one, other)
+    )
+    assert was_replaced(first, second) == replaced
 
 
 def test_the_missing_are_named() -> None:

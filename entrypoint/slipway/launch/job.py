@@ -207,6 +207,7 @@ class Attempts:
             on_hang=self._note_hang,
             compare=self._nodes.compare,
             process=topology.process_rank,
+            clock=self._parts.clock,
         )
 
     def _try(self, job: Job, hangs: HangReport) -> Try:

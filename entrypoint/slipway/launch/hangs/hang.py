@@ -6,7 +6,6 @@ in and others have not begun names those others; where none is missing, they beg
 What torch's flight recorder does not see (send and recv, monitored_barrier, new_group on gloo) shows in the stacks.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from slipway.launch.hangs.watch import Stillness
 from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import STATES
 from slipway.protocol.files import HANG_FILE, own_file, write_passing_json
 from slipway.protocol.outcomes import Word
@@ -210,13 +210,14 @@ class HangReport:
         on_hang: Callable[[str], None] = lambda hang: None,
         compare: Compare = lambda dumps: dumps,
         process: int | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         """`limit`: the seconds of standstill after which a job hangs; `end`: whether one is ended; `on_hang` is called with its
         text; `compare` exchanges with other nodes where the ranks stand; `process`: the rank of the launcher's only one, where
         each has its own.
         """
         self._file, self._limit, self._say, self.end = own_file(node_dir, HANG_FILE, process), limit, say, end
-        self._on_hang, self.compare = on_hang, compare
+        self._on_hang, self.compare, self._clock = on_hang, compare, clock
         self._since: float | None = None  # when all ranks were first known to stand still
         self._told = False
         self.stacks: tuple[str, ...] = ()  # of those that were reported
@@ -246,7 +247,7 @@ class HangReport:
         self._on_hang(f"hang: {hang.text}")
         for line in self.stacks:
             self._say(line)
-        record = {"time": time.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)}
+        record = {"time": self._clock.time(), "text": hang.text, "ranks": list(hang.ranks), "stacks": list(self.stacks)}
         with suppress(OSError):  # a full disk is reported elsewhere
             write_passing_json(self._file, record)
         if not self.end:
@@ -257,7 +258,7 @@ class HangReport:
     def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
         """How the attempt ends where the hang ends it, though this node's own ranks are through."""
         rank, cause = next(iter(hang.ranks), None), Cause(CauseKind.HANG, hang.text)
-        return Outcome(node_rank, host, Word.PEER, time.time(), rank, cause, stacks=self.stacks)
+        return Outcome(node_rank, host, Word.PEER, self._clock.time(), rank, cause, stacks=self.stacks)
 
     def forget(self) -> None:
         """The hang is over, or the attempt."""

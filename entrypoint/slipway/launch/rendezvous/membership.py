@@ -35,6 +35,15 @@ class Member:
         return self.hello.info
 
 
+def was_replaced(one: Hello, other: Hello) -> bool:
+    """Whether `other` has replaced `one`, a launcher of the same node: it made an attempt of this job that `one` missed, or `one`
+    alone was frozen.
+    """
+    if one.info.tries and other.info.tries and one.info.attempt != other.info.attempt:
+        return one.info.attempt < other.info.attempt
+    return one.frozen and not other.frozen
+
+
 class Membership:
     """The members of one rendezvous, by node rank. `own` describes the launcher that leads, of node 0 or its successor; only
     its launcher `process` can have that rank.

@@ -14,7 +14,7 @@ from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
-from slipway.launch.rendezvous.membership import Member, Membership, fits
+from slipway.launch.rendezvous.membership import Member, Membership, fits, was_replaced
 from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.topology import SPARE
@@ -333,8 +333,7 @@ class Server:
             self._refuse(link, reason, hello.info)
             return None
         rival, older = self.state.membership.rival(hello), self.state.links.get(node_rank)
-        # Of two launchers, the one that was frozen is the older one, which was replaced.
-        stale = rival is not None and rival.hello.frozen and not (hello.frozen or self.state.running)
+        stale = rival is not None and not self.state.running and was_replaced(rival.hello, hello)
         if rival and older and not stale and await self._answers(older):
             taken = f"RANK={node_rank} is taken by {rival.info.host}"
             if self.state.stopping:  # a scheduler may replace what it stops before that has saved
@@ -349,7 +348,7 @@ class Server:
         if rival and older:
             if stale:
                 self._note(
-                    f"node {node_rank} ({rival.info.host}) was frozen: the newer launcher of this rank replaces it"
+                    f"node {node_rank} ({rival.info.host}) was frozen or cut off; another launcher of this rank replaces it"
                 )
             self._remove(rival, older, "it does not answer, and another launcher has replaced it")
         running, waits = self.state.running or self.state.membership is None, bool(self.config.spares)
