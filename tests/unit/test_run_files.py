@@ -208,6 +208,19 @@ def test_the_levels_of_a_run(folder: str, run: str, names: tuple[str, ...]) -> N
     assert levels_below_run(Path(folder)) == (Path(run), names)
 
 
+def test_a_folder_whose_name_only_begins_like_a_nodes_is_skipped(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for name in ("node-0", "node-notes"):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs/rank-0.log").touch()
+        (tmp_path / name / "launcher.json").touch()
+        (tmp_path / name / "plan.json").write_text('{"topology": {"nodes": 3}}')
+    assert [node.path.name for node in run.nodes("logs")] == ["node-0"]
+    assert [node.path.name for node in run.launchers()] == ["node-0"]
+    assert [log.path.parent.parent.name for log in run.logs()] == ["node-0"]
+    assert run.node_counts() == [0, 3]
+
+
 def test_a_link_with_the_name_of_a_file_that_is_being_written_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / f".run.json.{os.getpid()}.new").symlink_to("theirs")

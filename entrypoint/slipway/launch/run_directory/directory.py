@@ -81,13 +81,17 @@ class RunDirectory:
 
     def nodes(self, within: str) -> list[NodeDirectory]:
         """The nodes that have this folder here."""
-        folders = [path.parent for path in sorted(self.path.glob(f"{NODE}*/{within}"))]
-        return [_node_directory(folder) for folder in folders if number_in(folder.name, NODE) is not None]
+        return [_node_directory(file.parent) for file in self._in_nodes(within)]
 
     def launchers(self) -> list[NodeDirectory]:
         """The launchers that hold the run, or held it until they were killed, each by its node's folder."""
-        locks = sorted(self.path.glob(f"{NODE}*/launcher*.json"))
+        locks = self._in_nodes("launcher*.json")
         return [_node_directory(lock.parent, number_in(lock.stem, "launcher-")) for lock in locks]
+
+    def _in_nodes(self, pattern: str) -> list[Path]:
+        """What has this name in the folders of nodes. Other folders may have names that begin like theirs."""
+        found = sorted(self.path.glob(f"{NODE}*/{pattern}"))
+        return [file for file in found if number_in(file.parent.name, NODE) is not None]
 
     @property
     def exists(self) -> bool:
@@ -216,7 +220,7 @@ class RunDirectory:
 
     def node_counts(self) -> list[int]:
         """How many nodes the job has, by run.json and by each launcher's plan."""
-        plans = [read_json(file).get("topology") for file in self.path.glob(f"{NODE}*/{PLAN_FILE}")]
+        plans = [read_json(file).get("topology") for file in self._in_nodes(PLAN_FILE)]
         return [self.record.nodes, *(decoded.nodes for plan in plans if (decoded := decode_known(RunRecord, plan)))]
 
     def files(self, pattern: str) -> list[Path]:
