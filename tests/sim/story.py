@@ -38,7 +38,7 @@ class Job:
     def __init__(self, world: World, order: Order) -> None:
         self.world, self.order, self.dice = world, order, world.dice
         self.current: dict[int, Launcher] = {}
-        self.crashes = 0
+        self._failures = 0  # of its workers, which a story has caused
         self.due, self.attempts = str(Word.FINISHED), 0  # how it is to end, and after how many attempts (0: any number)
         self.starts = True  # whether its nodes can reach each other
         world.log("order", str(order))
@@ -63,6 +63,13 @@ class Job:
         for rank in self.dice.sample(range(launchers), launchers):
             await asyncio.sleep(self.dice.uniform(0, 3))
             self.start(rank)
+
+    def may_fail(self) -> bool:
+        """Whether its workers may fail or hang once more. No third time: three attempts without a snapshot would end the job for
+        want of progress (see `failing`).
+        """
+        self._failures += 1
+        return self._failures <= 2
 
     async def trains(self) -> None:
         """Wait until the first attempt trains."""
@@ -173,14 +180,14 @@ class Harm:
         self._thaw(launcher)
 
     async def crash(self, launcher: Launcher) -> None:
-        """Its workers fail. No third time: without a snapshot the job would end for want of progress (see `failing`)."""
-        if self._job.crashes < 2:
+        """Its workers fail."""
+        if self._job.may_fail():
             launcher.crash = True
-            self._job.crashes += 1
 
     async def hang(self, launcher: Launcher) -> None:
         """Its workers stand still."""
-        if launcher.team and not any(one.hang for one in self._job.current.values()):
+        hangs = any(one.hang for one in self._job.current.values())
+        if launcher.team and not hangs and self._job.may_fail():
             launcher.hang = True
             self._world.log(launcher.process.name, "HARM: its workers hang")
 
