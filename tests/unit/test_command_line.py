@@ -221,13 +221,12 @@ def test_a_start_loads_nothing_for_completion() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "linear"]])
-def test_a_plan_loads_neither_libraries_nor_modules_that_it_does_not_use(words: list[str], tmp_path: Path) -> None:
+def test_a_plan_loads_neither_libraries_nor_modules_that_it_does_not_use(tmp_path: Path) -> None:
     heavy = """
         asyncio torch numpy ssl subprocess logging difflib slipway.options.dataset slipway.protocol.replicas
         slipway.launch.run_directory.node_directory slipway.launch.verdict.ledger
     """
-    code = f"""import sys; sys.argv[1:] = {words}; from slipway.cli.cli import main
+    code = f"""import sys; sys.argv[1:] = ["plan", "linear"]; from slipway.cli.cli import main
 try: main()
 finally: print("loaded:", *{{*sys.modules}} & {set(heavy.split())})"""
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
