@@ -55,6 +55,7 @@ class Attempt:
     begun: float = 0.0
     ruling: Ending | None = None  # node 0's
     reports: dict[int, tuple[float, Outcome]] = field(default_factory=dict)  # when nodes reported, and what
+    told: set[int] = field(default_factory=set)  # the node ranks whose launchers heard of it
 
 
 @dataclass
@@ -115,6 +116,7 @@ class Rules:
             )
         if not launcher.order.least <= start.nodes <= launcher.order.nodes:
             self.fail(f"{start.nodes} nodes start, which is not what was ordered")
+        attempt.told.add(launcher.rank)
         if start.group_rank == SPARE:  # it knows of the attempt, and has no part in it
             known.nonce, known.run, known.attempt, known.news = start.nonce, start.run, attempt, None
             return
@@ -201,15 +203,8 @@ class Rules:
         self._harms += [Harm(launcher.order.name, rank, word, earliest, now + until) for rank in ranks]
 
     def _harms_in(self, attempt: Attempt) -> list[Harm]:
-        """What befell the nodes of an attempt while it ran, or just before. Of a node that never heard of the attempt all counts: node 0
-        may start it with what a node sent before it was frozen, and received late, because its own network was away.
-        """
-        told = {launcher.rank for launcher in attempt.places.values()}
-        return [
-            harm
-            for harm in self._harms
-            if harm.order == attempt.order and (harm.latest > attempt.begun - 1 or harm.rank not in told)
-        ]
+        """What befell the nodes of an attempt while it ran, or just before."""
+        return [harm for harm in self._harms if harm.order == attempt.order and harm.latest > attempt.begun - 1]
 
     def learns(self, launcher: Launcher, news: Outcome | None) -> None:
         """What a launcher knows of the first node that failed never changes within an attempt."""
@@ -249,6 +244,13 @@ class Rules:
         if not first.own or first.stacks or first.word not in (Word.FAILED, Word.LOST):
             return
         harms = self._harms_in(attempt)
+        if first.node_rank not in attempt.told:
+            # Node 0 may start with what a node sent before it was frozen, and received late because its own network was away.
+            harms = [
+                harm
+                for harm in self._harms
+                if harm in harms or (harm.order, harm.rank) == (attempt.order, first.node_rank)
+            ]
         own = [harm for harm in harms if (harm.rank, harm.word) == (first.node_rank, first.word)]
         if not own:
             self.fail(f"node {first.node_rank} is to blame ({told}), and nothing of that kind happened to it: {harms}")

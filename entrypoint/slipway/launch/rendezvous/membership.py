@@ -35,13 +35,14 @@ class Member:
         return self.hello.info
 
 
+def has_missed(one: Hello, other: Hello) -> bool:
+    """Whether `one`, of two launchers of a node, was not there for an attempt of this job that `other` made or watched."""
+    return bool(one.info.tries and other.info.tries) and one.info.attempt < other.info.attempt
+
+
 def was_replaced(one: Hello, other: Hello) -> bool:
-    """Whether `other` has replaced `one`, a launcher of the same node: it made an attempt of this job that `one` missed, or `one`
-    alone was frozen.
-    """
-    if one.info.tries and other.info.tries and one.info.attempt != other.info.attempt:
-        return one.info.attempt < other.info.attempt
-    return one.frozen and not other.frozen
+    """Whether `other` has replaced `one`, a launcher of the same node, which missed an attempt, or alone was frozen."""
+    return has_missed(one, other) or (one.frozen and not other.frozen and not has_missed(other, one))
 
 
 class Membership:

@@ -14,7 +14,7 @@ from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
-from slipway.launch.rendezvous.membership import Member, Membership, fits, was_replaced
+from slipway.launch.rendezvous.membership import Member, Membership, fits, has_missed, was_replaced
 from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.topology import SPARE
@@ -100,7 +100,8 @@ class Server:
         self._asking: dict[
             int, tuple[str, float]
         ] = {}  # who asks this launcher to lead, by rank: the job's nonce, and when
-        self._holders: dict[int, list[str]] = {}  # the launchers that were members, by their node rank, the newest last
+        # The launchers that were members, each by its last hello, by their node rank, the newest last.
+        self._holders: dict[int, list[wire.Hello]] = {}
         self._changed = asyncio.Event()
         self._strangers: dict[Link, None] = {}
         self._open: set[Link] = set()
@@ -341,8 +342,7 @@ class Server:
             else:
                 self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.info)
             return None
-        if self.config.succeeds and hello.process in self._holders.get(node_rank, [])[:-1]:
-            # The other one may be in a group of launchers that cannot be reached: each rank counts once.
+        if self.config.succeeds and self._has_successor(hello):
             self._refuse(link, "another launcher has taken the place of this one.", again=True)
             return None
         if rival and older:
@@ -360,6 +360,15 @@ class Server:
             self._note(f"node {node_rank} ({hello.info.host}) is present, and joins at the next attempt")
             return None
         return member
+
+    def _has_successor(self, hello: wire.Hello) -> bool:
+        """Whether another launcher has taken the place of this one, because it was a member later, or in an attempt that this one
+        missed. It may be in a group of launchers that cannot be reached, and each rank counts once.
+        """
+        holders = self._holders.get(hello.info.node_rank, [])
+        places = [place for place, one in enumerate(holders) if one.process == hello.process]
+        later = holders[places[0] + 1 :] if places else []
+        return any(not has_missed(one, hello) for one in later) or any(has_missed(hello, one) for one in holders)
 
     async def remove_silent(self, node_rank: int) -> None:
         """Remove a member that does not answer while nodes wait for each other."""
@@ -395,8 +404,8 @@ class Server:
         if older := self.state.links.pop(node_rank, None):
             older.cut()
         self.state.membership.admit(member)
-        if member.hello.process not in (holders := self._holders.setdefault(node_rank, [])):
-            holders.append(member.hello.process)
+        others = [one for one in self._holders.get(node_rank, []) if one.process != member.hello.process]
+        self._holders[node_rank] = [*others, member.hello]
         self.state.links[node_rank], self._heard[link] = link, loop.time()
         self.changes += not self._is_idle(node_rank)
         if not self.state.membership.fits(member):

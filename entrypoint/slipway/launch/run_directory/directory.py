@@ -91,7 +91,7 @@ class RunDirectory:
     def _in_nodes(self, pattern: str) -> list[Path]:
         """What has this name in the folders of nodes. Other folders may have names that begin like theirs."""
         found = sorted(self.path.glob(f"{NODE}*/{pattern}"))
-        return [file for file in found if number_in(file.parent.name, NODE) is not None]
+        return [file for file in found if number_in(file.relative_to(self.path).parts[0], NODE) is not None]
 
     @property
     def exists(self) -> bool:
@@ -231,9 +231,9 @@ class RunDirectory:
 
     def odd_files(self) -> list[str]:
         """The files that are skipped because they cannot be read, each with the reason, so that they are not missed silently."""
-        nodes = (self.path.glob(f"{NODE}*/{within}") for within in ("*.json", f"{HEARTBEATS}/*.json"))
+        nodes = map(self._in_nodes, ("*.json", f"{HEARTBEATS}/*.json"))
         files = chain((self.path / RUN_FILE, self.path / OUTCOME_FILE), *nodes)
-        return _skipped([*_unreadable(files), *_not_regular(self.path.glob(f"{NODE}*/{LOGS}/*.log"))])
+        return _skipped([*_unreadable(files), *_not_regular(self._in_nodes(f"{LOGS}/*.log"))])
 
 
 def _node_directory(path: Path, process: int | None = None) -> NodeDirectory:
