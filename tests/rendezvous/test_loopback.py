@@ -421,6 +421,30 @@ def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Mak
     assert "node 1 (host1) was frozen or cut off; another launcher of this rank replaces it" in launchers[0].log
 
 
+def test_beside_spare_nodes_a_launcher_that_missed_an_attempt_does_not_replace_the_one_that_made_it(
+    launcher: Make, port: int
+) -> None:
+    """Whichever of the two this leader met first."""
+    done = threading.Event()
+    node0 = launcher(0, 2, stopped=done.is_set, more={"spares": 1, "window": 60.0})
+    node0.start()
+
+    def joins(rank: int, process: str, attempts: int) -> Any:
+        with Client(port) as client:
+            return client.introduce(make_info(rank, 2, nonce="j", tries=attempts, attempt=attempts), process=process)
+
+    answers = [joins(1, *who) for who in (("new", 2), ("old", 1), ("new", 2))]
+    assert [type(answer) for answer in answers] == [wire.Welcome, wire.Refused, wire.Welcome]
+    assert (answers[1].again, answers[1].reason) == (True, "another launcher has taken the place of this one.")
+    assert [type(joins(2, *who)) for who in (("old", 1), ("new", 2), ("old", 1))] == [
+        wire.Welcome,
+        wire.Welcome,
+        wire.Refused,
+    ]
+    done.set()
+    node0.join(10)
+
+
 def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make, port: int) -> None:
     launchers = [launcher(rank, 2) for rank in range(2)]
     launchers[0].start()
