@@ -11,8 +11,8 @@ from s3_server import serve_s3
 from s3_server import variables as s3_variables
 from stand_in_rules import Rules
 
+from slipway.store import open_store
 from slipway.store.address import parse_store
-from slipway.store.objects import open_store
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from azure_server import serve_azure, variables
 from store_contract import creates_once
 
-from slipway.store import cloud
+from slipway.store import cloud, open_store
 from slipway.store.address import parse_store
-from slipway.store.objects import StoreRefusedError, open_store
+from slipway.store.objects import StoreRefusedError
 
 pytestmark = pytest.mark.needs("Azure server")
 

@@ -16,13 +16,13 @@ from object_servers import SCHEMES, SERVERS
 
 from slipway.inspect.status import read_status, status_lines
 from slipway.protocol.files import RUN_FILE
-from slipway.store import cloud
+from slipway.store import cloud, open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.copier import CopyService
 from slipway.store.download import download
 from slipway.store.files import fetch_files, find_files
-from slipway.store.objects import ObjectStore, StoreError, open_store
+from slipway.store.objects import ObjectStore, StoreError
 from slipway.store.restore import restore
 
 SEED, KEEP = 48, 2

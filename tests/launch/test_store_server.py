@@ -16,12 +16,13 @@ from launchers import Launcher
 from object_servers import SCHEMES, SERVERS
 from store_contract import CONTRACT
 
+from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import claim
 from slipway.store.download import download
 from slipway.store.layout import Location
-from slipway.store.objects import ObjectStore, open_store
+from slipway.store.objects import ObjectStore
 from slipway.store.retention import clean
 from slipway.store.upload import Pace, upload
 
@@ -72,7 +73,7 @@ import sys
 from pathlib import Path
 from slipway.store.address import parse_store
 from slipway.store.layout import Location
-from slipway.store.objects import open_store
+from slipway.store import open_store
 from slipway.store.upload import Pace, upload
 print("begins", flush=True)
 upload(open_store(parse_store(sys.argv[1])), "run", Path(sys.argv[2]), Location(1, int(sys.argv[3])), Pace(parallel=2, piece=65536))

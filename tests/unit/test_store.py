@@ -20,20 +20,14 @@ from slipway.launch.run_directory.bookkeeping import write_ledger
 from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.ledger import Ledger
 from slipway.protocol.files import MANIFEST, RUN_FILE, SUSPECT, newest_step
+from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim
 from slipway.store.copier import Assignment, Copier, CopyService
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
-from slipway.store.objects import (
-    MissingObjectError,
-    ObjectStore,
-    StoreError,
-    StoreRefusedError,
-    UnreachableError,
-    open_store,
-)
+from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean

@@ -24,8 +24,8 @@ from slipway.protocol.errors import FAILED, UNHEALTHY, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.printable import listed
 from slipway.protocol.redact import redact
+from slipway.store import open_store
 from slipway.store.address import SUPPORTED, StoreAddress, is_store, parse_store
-from slipway.store.objects import open_store
 
 if TYPE_CHECKING:
     from slipway.store.files import Fetched

@@ -15,10 +15,11 @@ from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
 from slipway.protocol.files import STORE_FILE, node_folder, write_json
 from slipway.protocol.printable import listed
+from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import identify
-from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, open_store
+from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError
 from slipway.store.records import fetch_records
 from slipway.store.restore import drop_outdated, restore
 

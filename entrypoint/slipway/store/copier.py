@@ -37,19 +37,13 @@ from slipway.protocol.files import (
     touch_run_file,
     write_passing_json,
 )
+from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog, Version
 from slipway.store.claims import SupersededAttemptError, claim, highest_claim, read_claim, require_newest
 from slipway.store.download import snapshots_folder
 from slipway.store.layout import RECORDS, WRITABLE, Location, claim_name
-from slipway.store.objects import (
-    MissingObjectError,
-    ObjectStore,
-    StoreError,
-    StoreRefusedError,
-    UnreachableError,
-    open_store,
-)
+from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean

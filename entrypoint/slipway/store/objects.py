@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from slipway.store.address import StoreAddress
-
 
 class StoreError(Exception):
     """A store that does not do what it was asked; the message says what and why."""
@@ -70,14 +68,3 @@ class ObjectStore(Protocol):
 
     def delete(self, names: Collection[str]) -> None:
         """Delete objects; those that are not there do not matter."""
-
-
-def open_store(address: StoreAddress) -> ObjectStore:
-    """Open a store. Raises StoreRefusedError where it cannot exist, such as a folder that is missing."""
-    if address.scheme == "file":
-        from slipway.store.folder import FolderStore
-
-        return FolderStore(address.path)
-    from slipway.store.cloud import CloudStore  # obstore, which a folder does without
-
-    return CloudStore(address)
