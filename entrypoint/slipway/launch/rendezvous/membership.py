@@ -36,12 +36,12 @@ class Member:
 
 
 def has_missed(one: Hello, other: Hello) -> bool:
-    """Whether `one`, of two launchers of a node, was not there for an attempt of this job that `other` made or watched."""
+    """Of two launchers of one node: whether `one` was absent from an attempt of this job that `other` made or watched."""
     return bool(one.info.tries and other.info.tries) and one.info.attempt < other.info.attempt
 
 
 def was_replaced(one: Hello, other: Hello) -> bool:
-    """Whether `other` has replaced `one`, a launcher of the same node, which missed an attempt, or alone was frozen."""
+    """Of two launchers of one node: whether `other` has replaced `one`, because `one` missed an attempt, or alone was frozen."""
     return has_missed(one, other) or (one.frozen and not other.frozen and not has_missed(other, one))
 
 

@@ -363,7 +363,7 @@ class Server:
 
     def _has_successor(self, hello: wire.Hello) -> bool:
         """Whether another launcher has taken the place of this one, because it was a member later, or in an attempt that this one
-        missed. It may be in a group of launchers that cannot be reached, and each rank counts once.
+        missed. That other one may be in a group of launchers that cannot be reached, and each rank counts once.
         """
         holders = self._holders.get(hello.info.node_rank, [])
         places = [place for place, one in enumerate(holders) if one.process == hello.process]
