@@ -54,17 +54,28 @@ def failing_disk(folder: Path, size: int = 8 << 20) -> Iterator[FailingDisk]:
 
 
 @contextmanager
-def small_memory(size: int) -> Iterator[tuple[str, ...]]:
-    """A memory cgroup of `size` bytes, v2 or v1; yields the words that start a command inside it."""
+def small_memory(size: int, *, of_step: bool = False) -> Iterator[tuple[str, ...]]:
+    """A memory cgroup of `size` bytes, v2 or v1; yields the words that start a command inside it.
+
+    `of_step`: as Slurm and enroot have it. The limit is the step's, and the command begins a cgroup namespace in the task's cgroup
+    below, with the step's mounted.
+    """
     v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     top, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
     folder = top / f"slipway-test-{os.getpid()}"
+    task = folder / "task_0" if of_step else folder
     folder.mkdir()
     (folder / limit).write_text(str(size))
+    if of_step:
+        task.mkdir()
+        if top == v2:
+            (folder / "cgroup.subtree_control").write_text("+memory")
+    shown = f'mount --bind {folder} {top} && exec "$@"' if of_step else 'exec "$@"'
+    spaces = ("unshare", "--cgroup", "--mount") if of_step else ()
     try:
-        yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
+        yield ("sh", "-c", f'echo $$ > {task}/cgroup.procs && exec "$@"', "sh", *spaces, "sh", "-c", shown, "sh")
     finally:
-        wait_until(lambda: removed(folder), f"the end of all processes in {folder}")
+        wait_until(lambda: removed(task) and removed(folder), f"the end of all processes in {folder}")
 
 
 def removed(cgroup: Path) -> bool:

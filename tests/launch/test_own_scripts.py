@@ -126,8 +126,9 @@ def test_a_failure_is_told_with_its_rank_and_cause_and_becomes_1(
 
 
 @pytest.mark.needs("memory cgroup")
-def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path) -> None:
-    with small_memory(1 << 30) as inside:
+@pytest.mark.parametrize("of_step", [False, True], ids=["of its own cgroup", "of a step's, mounted as enroot does"])
+def test_an_out_of_memory_kill_is_told_from_a_kill(slipway: Run, script: Path, of_step: bool) -> None:
+    with small_memory(1 << 30, of_step=of_step) as inside:
         job = slipway("own.py", "--then", "eat", before=inside, NPROC_PER_NODE="2")
     assert job.end() == 1, job.text
     assert any("out of memory" in line for line in job.closing), job.closing

@@ -1,6 +1,7 @@
 """How much of this machine this process may use, and where the kernel keeps what its cgroups say. Reads /proc and /sys."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,26 +32,63 @@ def count_cpus(root: Path = Path("/")) -> float:
 
 
 def cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Return this process's cgroup folders, from its own up to the top, for v2 and for a v1 controller.
+    """Return this process's cgroup folders, from its own up to the top of what is mounted, for v2 and for a v1 controller.
 
-    Inside a container /proc/self/cgroup may name a path of the host that is not there; the mounted top is then ours.
+    Empty where what is mounted is below or beside the cgroup of this process: its limits and counts are those of others.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
+    folders: list[Path] = []
+    for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
+        number, controllers, own = line.split(":", 2)
         if number == "0" and not controllers:
-            top = root / "sys/fs/cgroup"
+            mounts, usual = _find_mounts(root, "cgroup2"), root / "sys/fs/cgroup"
         elif controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
+            mounts, usual = _find_mounts(root, "cgroup", controller), root / "sys/fs/cgroup" / controller
         else:
             continue
-        own = top / path.lstrip("/")
-        folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top) and folder.is_dir()]
+        if not mounts:  # a kernel, or an emulation of one, whose mountinfo does not say
+            mounts, own = {usual: "/"}, "/".join(("", *_split(own)[1]))
+        most = max([_folders_in(point, top, own) for point, top in mounts.items()], key=len)
+        folders += most
     return folders
+
+
+def _find_mounts(root: Path, kind: str, controller: str = "") -> dict[Path, str]:
+    """Where a hierarchy is mounted, and from which of its cgroups on (proc_pid_mountinfo(5)).
+
+    Of several mounts in one place the last one is to be seen. In v1 its controllers are the options of the file system.
+    """
+    mounts = {}
+    for line in read_kernel_file(root / "proc/self/mountinfo").splitlines():
+        mount, _, system = (part.split() for part in line.partition(" - "))
+        if len(mount) > 4 and system[:1] == [kind] and (not controller or controller in system[-1].split(",")):
+            top, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in mount[3:5])
+            mounts[root / point.lstrip("/")] = top
+    return mounts
+
+
+def _folders_in(point: Path, top: str, own: str) -> list[Path]:
+    """The folders of our cgroup and those above it, where the cgroup `top` is mounted at `point`.
+
+    Both cgroups are paths from the root of our cgroup namespace, and lead up from there by `..` (cgroup_namespaces(7)). A mount
+    from further up does not say what this root is called in it: it is the only folder there, or the one that lists this process.
+    """
+    (up, names), (top_up, top_names) = _split(own), _split(top)
+    folder = point
+    if up == top_up and names[: len(top_names)] == top_names:
+        folder = point.joinpath(*names[len(top_names) :])
+    elif up < top_up and not top_names:
+        found = [path.joinpath(*names) for path in point.glob("/".join("*" * (top_up - up))) if path.is_dir()]
+        ours = [path for path in found if str(os.getpid()) in read_kernel_file(path / "cgroup.procs").split()]
+        folder = (ours or (found if len(found) == 1 else [point]))[0]
+    else:
+        return []
+    return [path for path in (folder, *folder.parents) if path.is_relative_to(point) and path.is_dir()]
+
+
+def _split(path: str) -> tuple[int, list[str]]:
+    """How many times a path leads up, and the names after that."""
+    parts = path.split("/")
+    return parts.count(".."), [part for part in parts if part not in ("", "..")]
 
 
 def _quota_v2(folder: Path) -> float | None:
@@ -66,7 +104,7 @@ def _quota_v1(folder: Path) -> float | None:
 def read_kernel_file(file: Path) -> str:
     """Return what a file of the kernel's says; empty where it is not there, or not ours to read."""
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="surrogateescape").strip()  # names of cgroups are bytes
     except OSError:
         return ""
 
@@ -101,15 +139,23 @@ def read_number(file: Path) -> int | None:
 
 
 def count_ooms(root: Path = Path("/")) -> int:
-    """Return how many processes of this cgroup the kernel killed for lack of memory so far (cgroup v2 and v1).
+    """Return how many processes of this cgroup and those below it the kernel killed for lack of memory so far (v2 and v1).
 
-    Never raises: 0 where the kernel's files cannot be read, or went away.
+    v1 counts a kill only in the cgroup that the killed process was in. Never raises: 0 where the kernel's files cannot be read,
+    or went away.
     """
     with suppress(OSError):
         for folder in cgroup_folders(root, "memory"):
-            for name in ("memory.events", "memory.oom_control"):
-                for line in read_kernel_file(folder / name).splitlines():
-                    key, _, count = line.partition(" ")
-                    if key == "oom_kill" and count.isdigit():
-                        return int(count)
+            if (count := _read_kills(folder / "memory.events")) is not None:
+                return count
+            if (count := _read_kills(folder / "memory.oom_control")) is not None:
+                others = (folder / "release_agent").exists()  # the root of all: what is below is not ours
+                below = [] if others else [Path(path) for path, _, _ in os.walk(folder)][1:]
+                return count + sum(_read_kills(path / "memory.oom_control") or 0 for path in below)
     return 0
+
+
+def _read_kills(file: Path) -> int | None:
+    """The number after `oom_kill` in one of the kernel's files; None where there is none."""
+    rows = (line.partition(" ") for line in read_kernel_file(file).splitlines())
+    return next((int(count) for key, _, count in rows if key == "oom_kill" and count.isdigit()), None)
