@@ -43,7 +43,7 @@ class ContainerJob:
 def start(scene: Scene, options: str, *wanted: dict[str, object]) -> ContainerJob:
     """Start the job in a container with more of docker's options, and wait for the first of the faults, if any."""
     harm = faults("/checkpoints/run", "/checkpoints/go", *wanted)
-    job = shlex.join(("run", "--run-dir", "/checkpoints/run", "--resume", "auto", "--max-restarts", "0", *JOB))
+    job = shlex.join(("run", "--run-dir", "/checkpoints/run", "--max-restarts", "0", *JOB))
     volumes = f"--volume {scene.folder}:/checkpoints --volume {INSIDE}:/inside:ro"
     variables = f"--env PYTHONPATH=/inside --env NPROC_PER_NODE=2 --env {shlex.quote('FAULTS=' + harm)}"
     line = f"--shm-size 1g {as_oneself()} {volumes} {variables} {options} IMG {job}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.resolve import host
-from slipway.launch.resolve.host import mounted_from, read_host, read_mounts
+from slipway.launch.resolve.host import mounted_from, own_container, read_host, read_mounts
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
@@ -82,3 +82,38 @@ def test_lines_of_mounts_that_are_none_are_passed_over(tmp_path: Path, line: str
     mounts.write_text(f"{line}\n40 35 98:0 /runs /checkpoints rw - ext4 /dev/sda rw\n{line}\n")
     assert read_mounts(mounts) == {Path("/checkpoints"): "ext4"}
     assert mounted_from(Path("/checkpoints"), mounts) == "./runs"
+
+
+ID = "e1c35fcc3c95207a4f70e92e5b0caf270bca293ee8d8dc859ec38da9334e23c2"
+
+
+@pytest.mark.parametrize(
+    ("source", "point", "container"),
+    [
+        (f"/var/lib/docker/containers/{ID}/hostname", "/etc/hostname", ID),
+        (f"/docker/containers/{ID}/resolv.conf", "/etc/resolv.conf", ID),  # its data have a disk of their own
+        (f"/containers/overlay-containers/{ID}/userdata/hosts", "/etc/hosts", ID),  # Podman, without root
+        (f"/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/{ID}/hostname", "/etc/hostname", ID),  # a pod
+        (
+            f"/var/lib/docker/containers/{ID}/mounts/shm",
+            f"/var/lib/docker/containers/{ID}/mounts/shm",
+            "",
+        ),  # on the host
+        ("/etc/hosts", "/etc/hosts", ""),
+        ("/", "/", ""),
+    ],
+)
+def test_a_container_is_known_by_its_id(tmp_path: Path, source: str, point: str, container: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36\n101 84 254:0 {source} {point} rw,relatime - ext4 /dev/vda rw\n")
+    assert own_container(mounts) == container
+    assert own_container(tmp_path / "absent") == ""
+
+
+@pytest.mark.parametrize(("parent", "container"), [(1, ID), (7, "")])
+def test_what_is_typed_in_a_container_is_not_its_command(
+    monkeypatch: pytest.MonkeyPatch, parent: int, container: str
+) -> None:
+    monkeypatch.setattr("slipway.launch.resolve.host.own_container", lambda: ID)
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    assert read_host({}).container == container

@@ -14,14 +14,14 @@ import pytest
 from environments import BARE_SRUN, INDEXED_JOB, PER_PROCESS, SKYPILOT, TWO_TASKS_PER_NODE
 from stand_ins import make_devices, make_host, make_sources
 
-from slipway.launch.node import enter, enter_alone, name_odd_runs
+from slipway.launch.node import enter, enter_alone, name_odd_runs, name_own_run
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan, make_plan
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.launch.run_directory.directory import newest_run
-from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, prepare_run
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, prepare_run, write_plan
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import newest_step, read_json, write_json
 
@@ -234,6 +234,74 @@ def test_auto_goes_on_in_the_folder_that_was_given() -> None:
 
 
 INDEXED = {"JOB_COMPLETION_INDEX": "0"}  # of the Job called 7
+MINE, ANOTHER = "a" * 64, "b" * 64  # ids of containers
+
+
+@pytest.mark.parametrize(
+    ("container", "resume", "word", "node", "expected"),
+    [
+        (MINE, "", "", 0, ("linear-a", "auto", 3)),
+        (MINE, "", "stopped", 0, ("linear-a", "auto", 3)),
+        (MINE, "none", "stopped", 0, ("linear-a", "auto", 3)),  # as a job that is requeued
+        (MINE, "runs/other", "stopped", 0, ("linear-a", "runs/other", 3)),  # which has no snapshot yet
+        (MINE, "none", "finished", 0, ("linear-20260102-030405", "none", 1)),
+        (MINE, "", "stopped", 1, ("linear-a", "auto", 3)),  # the second of two nodes that share the folder
+        ("c" * 64, "", "stopped", 0, ("linear-20260102-030405", "none", 1)),
+        ("", "", "stopped", 0, ("linear-20260102-030405", "none", 1)),  # typed in a container by hand
+        (MINE, "auto", "stopped", 0, ("linear-newer", "auto", 2)),
+    ],
+)
+def test_a_container_that_is_started_again_continues_its_own_run(
+    container: str, resume: str, word: str, node: int, expected: tuple[str, str, int]
+) -> None:
+    for name, started, its in (("linear-0", 1.0, MINE), ("linear-a", 2.0, MINE), ("linear-newer", 3.0, ANOTHER)):
+        folder = record(name, started=started, word=word, attempt=1 + (name == "linear-a"))
+        write_json(folder / "outcome.json", {"word": word, "attempt": 1 + (name == "linear-a")})
+        (folder / f"node-{node}").mkdir()
+        write_json(folder / f"node-{node}/plan.json", {"container": its})
+    record("gpt-a", "gpt", 4.0)
+    record("other", "gpt", 0.0)
+    plan, sources = ask(resume=resume)
+    plan = plan._replace(topology=plan.topology._replace(container=container))
+    run = choose_run(plan, sources, NOW)
+    name, resumes, attempt = expected
+    resumes = str(Path(resumes).absolute()) if "/" in resumes else resumes
+    assert (run.path.name, run.resume, run.attempt) == (name, resumes, attempt)
+    assert run.own == (name == "linear-a")
+
+
+@pytest.mark.parametrize(
+    ("environ", "own", "said"),
+    [
+        ({}, True, "it begins it once more, since it has no snapshot. A new container begins a new run"),
+        ({}, False, ""),
+        ({"SLIPWAY_RESUME": "auto"}, True, ""),  # as was asked for
+        (INDEXED, True, ""),  # a pod that was replaced
+    ],
+)
+def test_that_a_container_continues_its_own_run_is_said(
+    environ: dict[str, str], own: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, given = ask(environ=environ)
+    plan = plan._replace(topology=plan.topology._replace(container=MINE))
+    job = Job(plan, given, make_devices(), environ, None, make_host())
+    lines: list[str] = []
+    monkeypatch.setattr("slipway.launch.node.say", lines.append)
+    name_own_run(job, Run(Path("runs/linear-a"), "auto", 2, own=own))
+    assert said in lines[0] if said else not lines
+
+
+def test_a_container_that_is_started_again_after_its_end_has_nothing_to_do() -> None:
+    folder = record("linear-a", attempt=1)
+    write_json(folder / "outcome.json", {"word": "finished", "attempt": 1})
+    plan, sources = ask()
+    plan = plan._replace(topology=plan.topology._replace(container=MINE))
+    (folder / "node-0").mkdir()
+    write_plan(folder / "node-0", plan, sources)
+    with pytest.raises(AlreadyFinishedError, match="in Docker: in a new container"):
+        choose_run(plan, sources, NOW)
+
+
 REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}
 
 

@@ -79,6 +79,7 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, 
     name_odd_runs(job)
     try:
         run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, store))
+        name_own_run(job, run)
         return Node(run, reached=run.highest_step, ledger=earlier_ledger(run, job.plan.topology.node_rank))
     except LaunchError:
         refuse_held(lock_file(place_run(job.plan, job.sources, clock.time()), job.plan), stops)
@@ -98,6 +99,7 @@ def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_
             name_odd_runs(job)
             take = partial(hold, stack, store)
             run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
+            name_own_run(job, run)
             return dataclasses.replace(node, run=run, reached=run.highest_step, ledger=earlier_ledger(run, 0, clock))
     except NoNewRunError as error:
         return dataclasses.replace(node, occupied=str(error))
@@ -121,6 +123,22 @@ def hold(stack: ExitStack, store: NoStore, path: Path) -> bool:
         return False
     stack.callback(release, path)
     return store.reserve(path)
+
+
+def name_own_run(job: Job, run: Run) -> None:
+    """Say that a container which was started again continues its own run: nobody asked for that."""
+    topology = job.plan.topology
+    if (
+        run.own
+        and topology.container
+        and not topology.may_have_begun
+        and job.sources.claim("SLIPWAY_RESUME").value != "auto"
+    ):
+        step = run.newest_step
+        start = "begins it once more, since it has no snapshot" if step is None else f"continues it from step {step}"
+        say(
+            f"this container was started again, and {run.path} is its run: it {start}. A new container begins a new run"
+        )
 
 
 def name_odd_runs(job: Job) -> None:

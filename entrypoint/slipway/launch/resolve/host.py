@@ -35,7 +35,7 @@ class Host(NamedTuple):
     elsewhere. `mounts` maps mount points to types of file systems, `shm` is the size of /dev/shm in bytes, `noexec`
     says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there. `affinity`
     counts the cores that this process may run on, `cores` those of the machine or, under Slurm, of the job on this node. `dmi`:
-    what the firmware says of the machine, by the names of the kernel's files.
+    what the firmware says of the machine, by the names of the kernel's files. `container`: see `own_container`.
     """
 
     fqdn: str
@@ -50,6 +50,7 @@ class Host(NamedTuple):
     affinity: int = 1
     cores: int = 1
     dmi: Mapping[str, str] = MappingProxyType({})
+    container: str = ""
 
     @property
     def usual_image(self) -> str:
@@ -91,6 +92,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
         len(os.sched_getaffinity(0)),
         granted_cores(environ) or os.cpu_count() or 1,
         read_dmi(),
+        own_container() if 1 in (os.getpid(), os.getppid()) else "",
     )
 
 
@@ -203,6 +205,19 @@ def mounted_from(point: Path, mountinfo: Path = Path("/proc/self/mountinfo")) ->
     if docker and known_device == device and source.startswith(f"{above}/"):
         return source.removeprefix(above)
     return f"./{Path(source).name or 'runs'}"
+
+
+def own_container(mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """The id of the container that this launcher is the command of, so that the engine starts it again with the container; empty
+    elsewhere. Engines keep the files that they mount there in a folder of the container's id (in a pod: of the pod's).
+    """
+    with suppress(OSError):
+        fields = [line.split() for line in mountinfo.read_text(errors="surrogateescape").splitlines()]
+        sources = [
+            each[3] for each in fields if each[4:] and each[4] in ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")
+        ]
+        return next((found[1] for source in sources if (found := re.search(r"/([0-9a-f]{64})/", source))), "")
+    return ""
 
 
 def _unescaped(field: str) -> str:

@@ -95,6 +95,9 @@ class Topology(NamedTuple):
     image: str | None = None  # the identity of Slipway's image, None outside
     rendezvous_id: str = ""  # of torchrun, for one attempt of one job
     spares: int = 0  # nodes that wait beside the others, to take the place of one that is lost
+    container: str = (
+        ""  # the id of the one that the launcher is the command of; the same when the engine starts it again
+    )
 
     @property
     def level(self) -> str:
@@ -245,6 +248,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         ),
         image=host.image,
         spares=spares,
+        container=host.container,
     )
 
 

@@ -218,6 +218,11 @@ class RunDirectory:
         """The logs of all ranks, and of what started them."""
         return [log for node in self.nodes(LOGS) for log in node.logs()]
 
+    @property
+    def containers(self) -> set[object]:
+        """The ids of the containers whose commands its launchers were."""
+        return {read_json(file).get("container") for file in self._in_nodes(PLAN_FILE)}
+
     def node_counts(self) -> list[int]:
         """How many nodes the job has, by run.json and by each launcher's plan."""
         plans = [read_json(file).get("topology") for file in self._in_nodes(PLAN_FILE)]
@@ -248,10 +253,16 @@ def list_run_directories(runs: Path) -> list[RunDirectory]:
     return [RunDirectory(file.parent) for file in sorted(runs.glob(f"*/{RUN_FILE}"))]
 
 
-def newest_run(runs: Path, workload: str = "") -> Path | None:
-    """Return the run (of a workload) that was started last, by its own record and not by file times."""
-    records = {run.path: run.record for run in list_run_directories(runs)}
-    started = {path: record.started or 0.0 for path, record in records.items() if workload in ("", record.workload)}
+def newest_run(runs: Path, workload: str = "", container: str = "") -> Path | None:
+    """Return the run (of a workload, begun by the command of a container) that was started last, by its own record and not by
+    file times.
+    """
+    records = {run: run.record for run in list_run_directories(runs)}
+    started = {
+        run.path: record.started or 0.0
+        for run, record in records.items()
+        if workload in ("", record.workload) and (not container or container in run.containers)
+    }
     return max(started, key=started.__getitem__, default=None)
 
 

@@ -191,18 +191,30 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
         )
     elif resume == "auto" and (newest := newest_run(runs, plan.workload.name)):
         path = newest
+    elif mine := _run_of_container(runs, plan, sources):
+        path = mine
     else:
         path = runs / f"{_safe(plan.workload.name)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     origin = "" if resume in ("auto", "none") else str(Path(resume).absolute())
     resume = origin or resume
     directory = RunDirectory(path)
     record = directory.record
-    own = plan.topology.may_have_begun and record.job == plan.topology.job is not None
+    topology = plan.topology
+    own = topology.may_have_begun and record.job == topology.job is not None
+    own = own or (topology.container in directory.containers if topology.container else False)
     if own and (resume == "none" or directory.newest_step is not None):
-        resume = (
-            "auto"  # a job that was requeued, or whose pod was replaced, resumes its own run, whatever it began from
-        )
+        resume = "auto"  # a job that was requeued, or whose pod or container was, resumes its own run, whatever it began from
     return Run(path, resume, _attempt_of(plan, directory, record, resume), own=own, origin=origin)
+
+
+def _run_of_container(runs: Path, plan: Plan, sources: Sources) -> Path | None:
+    """The run that this container began before the engine started it again. One that is finished is over where somebody asked for
+    a new one.
+    """
+    if not (plan.topology.container and (newest := newest_run(runs, plan.workload.name, plan.topology.container))):
+        return None
+    anew = sources.value("SLIPWAY_RESUME") == "none" and not sources.claim("SLIPWAY_RESUME").is_default
+    return None if anew and is_finished(newest, plan) else newest
 
 
 def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = "none") -> int:
@@ -229,7 +241,7 @@ def _refuse_finished(path: Path, plan: Plan) -> None:
     if is_finished(path, plan):
         raise AlreadyFinishedError(
             f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
-            "Kubernetes: with a Job of another name), or give more steps."
+            "Kubernetes: with a Job of another name; in Docker: in a new container), or give more steps."
         )
 
 
@@ -350,4 +362,5 @@ def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
     shown = plan_json(plan, resolved_values(plan.topology, sources), {})
     del shown["options"]
     clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
-    write_json(node_dir / PLAN_FILE, redact_json({**shown, "notes": list(plan.topology.notes)}, clean))
+    more = {"container": plan.topology.container, "notes": list(plan.topology.notes)}
+    write_json(node_dir / PLAN_FILE, redact_json(shown | more, clean))
