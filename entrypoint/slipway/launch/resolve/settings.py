@@ -178,8 +178,8 @@ SETTINGS = (
         "none",
         parse_path,
         "none: start a new run. auto: resume the run in --run-dir; without --run-dir, the run of the scheduler's job, or else "
-        "the newest run of the workload. PATH: start a new run from the run or snapshot at PATH. A container that is started again "
-        "resumes its own run.",
+        "the newest run of the workload. PATH: start a new run from the run or snapshot at PATH. A container that is "
+        "started again resumes its own run.",
         "auto|none|PATH",
     ),
     Setting(
