@@ -17,10 +17,10 @@ from test_exact_resume import COMMON, GPT, LINEAR, checksum, lines
 from training_jobs import SERVER, Job, Run
 
 from slipway.protocol.cgroups import Memory
-from slipway.protocol.memory import PAGE, newest_in, read_header
+from slipway.protocol.memory import LOADS, PAGE, newest_in, read_header
 from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import job, memory_buffers
-from slipway.train.snapshots.memory_buffers import LAST, LOADS, SHARE, MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import LAST, SHARE, MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import Snapshot
 

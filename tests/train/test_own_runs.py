@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, SequentialSampler, Subset
 from training_jobs import raise_stop_flag, worker_environment
 from waiting import PATIENCE
 
@@ -28,7 +28,7 @@ from slipway.train import ConfigurationError, load_newest, trace
 from slipway.train.own import run as own_run
 from slipway.train.own.position import Position
 from slipway.train.own.run import ResumableRun
-from slipway.train.own.sources import places_of, seeds_of
+from slipway.train.own.sources import places_of, seeds_of, set_epoch
 from slipway.train.snapshots import writer
 from slipway.train.worker.launcher import StopFlag
 
@@ -409,6 +409,21 @@ def test_an_optimizer_that_is_made_anew_is_refused(capsys: pytest.CaptureFixture
     assert "AdamW trains, not the SGD that was passed to slipway.resume" in refused(capsys, loop)
 
 
+def test_the_optimizer_within_another_one_is_named_where_it_alone_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(1, 1)
+    outer = torch.optim.SGD(model.parameters())
+    outer.base_optimizer = torch.optim.Adam(model.parameters())  # type: ignore[attr-defined]
+    run = slipway.resume(model=model, optimizer=outer)
+
+    def loop() -> None:
+        for _ in run.steps(11):
+            outer.base_optimizer.step()  # type: ignore[attr-defined]
+
+    said = refused(capsys, loop)
+    assert "only the Adam in it steps" in said
+    assert "Pass that one: optimizer=….base_optimizer." in said
+
+
 def test_a_parameter_of_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     model, scale = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*model.parameters(), scale])
@@ -602,6 +617,74 @@ def test_a_batch_sampler_of_the_users_own_resumes_by_its_batches() -> None:
     assert take(here, make(), 2) == [0, 1, 2, 3, 4, 5]
     there.load(here.describe(), here.of_rank(), 1)
     assert take(there, make(), 9) == list(range(6, 20))
+
+
+class Ordered:
+    """Whatever is told the number of the epoch; `inside`: attributes."""
+
+    def __init__(self, size: int = 4, **inside: Any) -> None:
+        self.size, self.epochs = size, list[int]()
+        self.__dict__.update(inside)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def nested(part: Ordered) -> dict[str, DataLoader[Any]]:
+    """Loaders with that somewhere inside, by where."""
+    data = list(range(4))
+    return {
+        "sampler": DataLoader(data, 2, sampler=part),  # type: ignore[arg-type]
+        "batch sampler": DataLoader(data, batch_sampler=BatchSampler(part, 2, False)),  # type: ignore[arg-type]
+        "deeper": DataLoader(data, 2, sampler=Plain(sampler=Plain(batch_sampler=part))),  # type: ignore[arg-type]
+        "data set": DataLoader(part, 2),  # type: ignore[arg-type]
+        "subset": DataLoader(Subset(part, [0, 1]), 2),  # type: ignore[arg-type]
+        "several": DataLoader(ConcatDataset([Subset(part, [0]), part]), 2),  # type: ignore[arg-type]
+    }
+
+
+class Plain(Ordered):
+    set_epoch = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("place", nested(Ordered()))
+def test_whatever_orders_itself_by_the_epoch_is_told_it_once(place: str) -> None:
+    part, here = Ordered(), position(1, [])
+    loader = nested(part)[place]
+    for epoch in range(3):
+        here.begin_epoch()
+        assert list(here.batches(loader, None, lambda: None))
+        here.end_epoch()
+        assert part.epochs == list(range(epoch + 1))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_persistent_workers_begin_again_unless_they_see_the_epoch(shared: bool) -> None:
+    data = Ordered(epoch=torch.zeros(1).share_memory_()) if shared else Ordered()
+    loader = DataLoader(data, 2, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    loader._iterator = Ordered()  # type: ignore[assignment]
+    set_epoch(loader, 1)
+    assert (loader._iterator is None) is not shared
+
+
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError, AttributeError])
+def test_a_loader_that_does_not_know_its_length_has_none(error: type[Exception]) -> None:
+    class Unknown(Ordered):
+        def __len__(self) -> int:
+            raise error
+
+    here = position(1, [])
+    here.begin_epoch()
+    assert list(here.batches(Unknown(), None, lambda: None)) == [0, 1, 2, 3]
 
 
 def drawing_loader(lazy: bool) -> DataLoader[Any]:

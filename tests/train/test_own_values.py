@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.objects import Objects
+from slipway.train.own.unrepeatable import Structure, explain_unset
 from slipway.train.own.values import from_bytes, pack, to_bytes, unpack
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.snapshots.tensors import DTYPES
@@ -137,8 +139,11 @@ def test_a_snapshot_of_another_script_is_refused() -> None:
     [
         ({"model": 5}, "model: an int has no state_dict"),
         ({"models": [nn.Linear(1, 1), print]}, "models[1]: a builtin_function_or_method has no"),
-        ({"Model": nn.Linear(1, 1)}, "Model= cannot be the name"),
+        ({"_model": nn.Linear(1, 1)}, "a name consists of letters from a to z, digits and _, and begins with a letter"),
+        ({"modèle": nn.Linear(1, 1)}, "a name consists of letters from a to z, digits and _, and begins with a letter"),
         ({"ranks": nn.Linear(1, 1)}, "ranks= cannot be the name"),
+        ({"Run": nn.Linear(1, 1)}, "snapshots have a file run of their own"),
+        ({"netG": nn.Linear(1, 1), "netg": nn.Linear(1, 1)}, "on some disks its file would be the one of netG="),
     ],
 )
 def test_what_has_no_state_or_no_name_is_refused(named: dict[str, Any], said: str) -> None:
@@ -230,3 +235,112 @@ def test_what_was_not_remembered_counts_as_pending() -> None:
     gradients = Gradients([optimizer], lambda: False)
     optimizer.step()
     assert gradients.pending
+
+
+def test_names_may_have_capital_letters(tmp_path: Path) -> None:
+    own = Objects({"netG": nn.Linear(1, 1), "optimizer_D2": nn.Linear(1, 1)})
+    path = save_snapshot(tmp_path, snapshot_of(own), 1)
+    own.load(load_snapshot(path))
+
+
+def sparse_model() -> nn.Module:
+    return nn.Embedding(5, 2, sparse=True)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(2, 1), sparse_model], ids=["dense", "sparse"])
+def test_gradients_that_became_zeros_in_place_are_not_pending(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = Gradients([optimizer], lambda: True)
+    inputs = torch.tensor([1, 1]) if isinstance(model, nn.Embedding) else torch.ones(1, 2)
+    for _ in range(2):
+        model(inputs).sum().backward()
+        assert gradients.pending or gradients.steps == 0
+        optimizer.step()
+        assert not gradients.pending
+        optimizer.zero_grad(set_to_none=False)
+        assert not gradients.pending
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_group_that_joins_after_the_step_is_pending_once_it_has_a_gradient(first: bool) -> None:
+    old, new, other = (nn.Linear(2, 1) for _ in range(3))
+    one, two = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (old, other))
+    gradients = Gradients([one, two] if first else [two, one], lambda: True)
+    (old(torch.ones(1, 2)) + other(torch.ones(1, 2))).sum().backward()
+    one.step()
+    two.step()
+    one.add_param_group({"params": list(new.parameters())})
+    assert not gradients.pending
+    new(torch.ones(1, 2)).sum().backward()
+    assert gradients.pending
+
+
+def lose_the_head(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    del model[1]  # type: ignore[attr-defined]
+
+
+def grow_a_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.register_buffer("seen", torch.zeros(3))
+
+
+def grow_a_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def lengthen_a_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
+
+
+def grow_what_is_not_saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lose_the_head, "model has other tensors than in slipway.resume (1.bias, 1.weight)"),
+        (grow_a_buffer, "model has other tensors than in slipway.resume (seen)"),
+        (grow_a_group, "optimizer has groups of 4, 1 parameters, and had 4"),
+        (lengthen_a_group, "optimizer has groups of 5 parameters, and had 4"),
+        (grow_what_is_not_saved, ""),
+    ],
+)
+def test_what_no_restart_could_load_is_named_once(change: Callable[..., None], said: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    structure = Structure(Objects({"model": model, "optimizer": optimizer}))
+    assert list(structure.changes()) == []
+    change(model, optimizer)
+    lines = list(structure.changes())
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+    assert list(structure.changes()) == []
+
+
+def unset_in_function(made: bool) -> None:
+    if made:
+        loss = 1.0
+    print(loss)
+
+
+UNSET_IN_MODULE = "for loss in ():\n    pass\nprint(loss)"
+
+
+@pytest.mark.parametrize(
+    ("fail", "named"),
+    [
+        (lambda: unset_in_function(False), "`loss`"),
+        (lambda: exec(compile(UNSET_IN_MODULE, "train.py", "exec"), {}), "`loss`"),
+        (lambda: misspelt, ""),  # type: ignore[name-defined]  # noqa: F821
+        (lambda: {}["loss"], ""),
+    ],
+)
+def test_a_variable_of_an_earlier_iteration_is_explained(fail: Callable[[], object], named: str) -> None:
+    with pytest.raises((NameError, KeyError)) as error:
+        fail()
+    said = explain_unset(error.value, 7)
+    assert (f"the loop resumed after step 7, and {named} is set in an iteration before that" in said) is bool(named)
+    assert bool(said) is bool(named)
+    assert explain_unset(None, 7) == ""

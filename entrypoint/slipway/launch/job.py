@@ -36,7 +36,7 @@ from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import SPARES_FILE, STOP_FILE, WAITING_FILE, write_json
+from slipway.protocol.files import SPARES_FILE, STOP_FILE, WAITING_FILE, newest_version, write_json
 from slipway.protocol.outcomes import Word
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Attempts:
     def _pause(self, ending: Ending) -> None:
         """Announce the next attempt, and wait until it can begin."""
         job, run, stops, pause = self._job, self._node.run, self._stops, ending.pause or 0.0
-        announce(job, self._node, ending, pause, self._parts.clock.time(), self._memory.step)
+        announce(job, self._node, ending, pause, self._parts.clock.time(), self._memory.version)
         self._metrics.restart()
         self._notices.restart(run, ending.verdict)
         if not stops.wait(pause):
@@ -402,16 +402,18 @@ def give_up(tries: tuple[Try, ...]) -> Try:
     return dataclasses.replace(last, outcome=dataclasses.replace(last.outcome, word=Word.NO_PROGRESS, cause=cause))
 
 
-def announce(job: Job, node: Node, ending: Ending, pause: float, now: float, in_memory: int = -1) -> None:
-    """Say how an attempt ended, and that another follows; `in_memory`: the step of a snapshot there, -1 without one."""
+def announce(
+    job: Job, node: Node, ending: Ending, pause: float, now: float, in_memory: tuple[int, int] = (-1, -1)
+) -> None:
+    """Say how an attempt ended, and that another follows; `in_memory`: attempt and step of a snapshot there, -1 without one."""
     number = node.run.attempt + 1
     later = f" in {pause:.0f} s" if pause else ""
     for line in block(ending.verdict)[:2]:
         say(line)
     if job.single:
-        step = node.run.newest_step
-        start = f" from the snapshot of step {step}" if step is not None else ""
-        start = f" from the snapshot in memory of step {in_memory}" if in_memory > (step or -1) else start
+        on_disk = newest_version(node.run.path)
+        place, (_, step) = (" in memory", in_memory) if in_memory > on_disk else ("", on_disk)
+        start = f" from the snapshot{place} of step {step}" if step >= 0 else ""
         say(f"starting again{later}{start}: attempt {number}")
         return
     ranks, how = ", ".join(map(str, ending.leaving)), "without" if job.plan.topology.elastic else "with another"

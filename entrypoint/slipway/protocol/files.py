@@ -156,6 +156,28 @@ def snapshot_attempt(path: Path) -> int:
     return attempt_in(read_json(path / MANIFEST))
 
 
+def newest_first(folder: Path) -> list[Path]:
+    """Snapshots in `folder` in the order in which to go on from them: by the attempt that wrote them, then by step.
+
+    A launcher that was frozen may wake in the middle of a save after another went on with the run, from an earlier step
+    perhaps: what it finishes then is of an earlier attempt. Where the manifest does not tell, the step alone counts.
+    """
+    found = list_snapshots(folder)
+    attempts = {path: snapshot_attempt(path) for path in found}
+    newest = max(attempts.values(), default=0)
+    return sorted(found, key=lambda path: (attempts[path] or newest, snapshot_step(path)), reverse=True)
+
+
+def newest_version(run: Path) -> tuple[int, int]:
+    """Attempt and step of the snapshot on this disk from which workers resume, if it is whole; -1 twice without one."""
+    try:
+        parts = (run / SNAPSHOTS, *(run / SNAPSHOTS).glob(f"{PART}*"))
+        found = next(filter(None, map(newest_first, parts)), None)
+    except OSError:
+        return -1, -1
+    return (snapshot_attempt(found[0]), snapshot_step(found[0])) if found else (-1, -1)
+
+
 def newest_attempt(run: Path) -> int:
     """The number of the newest attempt on a run; 0 where nothing says."""
     return attempt_in(read_json(run / RUN_FILE))

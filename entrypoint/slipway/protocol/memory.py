@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 VARIABLE = "SLIPWAY_MEMORY"
 BUFFERS = 2  # of each process
+LOADS = 2  # attempts that may resume from one snapshot in memory; if both fail, the snapshot may be the cause
 PAGE = 4096  # bytes; where the tensors begin
 MAGIC = b"slipway1"
 FIELDS = struct.Struct("<8s5qQI")  # what Header holds, between the magic word and the checksum of both
@@ -61,12 +62,12 @@ def read_header(buffer: int) -> Header | None:
 
 
 def newest_in(buffers: Iterable[int]) -> Header | None:
-    """The header of the newest snapshot in these buffers, by what their headers say alone; None without any."""
+    """The header of the newest snapshot in these buffers that workers would take, by what their headers say; None without any."""
     found = []
     for buffer in buffers:
         try:
             header = read_header(buffer)
         except (OSError, ValueError):  # a worker will say so
             continue
-        found += [header] if header else []
+        found += [header] if header and header.loads < LOADS else []
     return max(found, key=lambda header: (header.attempt, header.step), default=None)

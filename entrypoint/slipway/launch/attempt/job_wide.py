@@ -50,10 +50,10 @@ class SnapshotMemory:
         return {VARIABLE: " ".join(paths)} if paths else {}
 
     @property
-    def step(self) -> int:
-        """The step of the newest snapshot in them, -1 without one."""
+    def version(self) -> tuple[int, int]:
+        """Attempt and step of the newest snapshot in them from which workers would resume; -1 twice without one."""
         newest = newest_in(self._buffers)
-        return newest.step if newest else -1
+        return (newest.attempt, newest.step) if newest else (-1, -1)
 
     def close(self) -> None:
         """Free the memory."""

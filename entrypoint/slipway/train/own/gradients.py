@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from slipway.train.own.sharding import local
 
-# Each gradient and its version. Weak references, since a new gradient may get the address of one that is gone.
-Fingerprint = list[tuple["weakref.ref[torch.Tensor]", int] | None]
+# The gradient of each parameter that has one, by the parameter's id, and its version. Weak references, since a new gradient may
+# get the address of one that is gone.
+Fingerprint = dict[int, tuple["weakref.ref[torch.Tensor]", int]]
 
 
 class Gradients:
@@ -37,23 +38,28 @@ class Gradients:
             return False
         if self._at_step is None:
             return True
-        parts = zip(self._gradients(), self._at_step, strict=True)
-        changed = [each for each, before in parts if each is not None and not is_same(each, before)]
+        changed = (each for number, each in self._gradients() if not is_same(each, self._at_step.get(number)))
         # zero_grad(set_to_none=False) changes them as well.
-        return bool(changed) and bool(torch.stack([each.count_nonzero() for each in changed]).any())
+        return any(values_of(each).count_nonzero() for each in changed)
 
-    def _gradients(self) -> list[torch.Tensor | None]:
-        return [
-            None if parameter.grad is None else local(parameter.grad)
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+    def _gradients(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if (gradient := parameter.grad) is not None:
+                        yield id(parameter), gradient if type(gradient) is torch.Tensor else local(gradient)
 
     def _fingerprint(self) -> Fingerprint:
-        return [None if each is None else (weakref.ref(each), each._version) for each in self._gradients()]
+        return {number: (weakref.ref(each), each._version) for number, each in self._gradients()}
 
 
 def is_same(gradient: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], int] | None) -> bool:
     """Whether nothing was added to a gradient since `before`."""
     return before is not None and before[0]() is gradient and before[1] == gradient._version
+
+
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in a gradient that may be sparse."""
+    if gradient.layout == torch.sparse_coo:
+        return gradient._values()
+    return gradient if gradient.layout == torch.strided else gradient.values()

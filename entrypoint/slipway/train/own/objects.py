@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import laid_out
 
 Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
-NAME = re.compile(r"[a-z][a-z0-9_]*")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # also that of a file
 # Classes of accelerate and Lightning Fabric, and where each has what it wraps.
 WRAPPERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer", "_FabricModule": "module"}
 TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
@@ -34,10 +34,7 @@ class Objects:
         for name, value in named.items():
             if value is None:
                 continue
-            if not NAME.fullmatch(name) or name in TAKEN:
-                raise ConfigurationError(
-                    f"{name}= cannot be the name of an object of slipway.resume: type another one."
-                )
+            require_name(name, self.named)
             self.named[name] = {part: without_wrappers(each) for part, each in parts_of(name, value)}
             for part, each in self.named[name].items():
                 require_known(path(name, part), each)
@@ -115,6 +112,19 @@ class Objects:
                 require_fit(path(name, part), state_of(model), without_compiled(state), snapshot.step)
         for (name, part), state in states.items():
             load_state(path(name, part), self.named[name][part], state, snapshot.step)
+
+
+def require_name(name: str, others: Collection[str]) -> None:
+    """Raise ConfigurationError where an object cannot have this name beside the `others`."""
+    if not NAME.fullmatch(name):
+        why = "a name consists of letters from a to z, digits and _, and begins with a letter"
+    elif name.lower() in TAKEN:
+        why = f"snapshots have a file {name.lower()} of their own"
+    elif same := next((other for other in others if other.lower() == name.lower()), ""):
+        why = f"on some disks its file would be the one of {same}="
+    else:
+        return
+    raise ConfigurationError(f"{name}= cannot be the name of an object of slipway.resume: {why}. Type another one.")
 
 
 def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -40,6 +40,7 @@ from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.position import Position
 from slipway.train.own.replaying import OwnReplays
 from slipway.train.own.sharding import local
+from slipway.train.own.unrepeatable import Structure, explain_unset
 from slipway.train.own.unsaved import Unsaved, device_of
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
@@ -160,6 +161,7 @@ class ResumableRun:
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context)
+        self._structure = Structure(objects)
         atexit.register(self._leave)
         with self._told():
             context.require_same(
@@ -435,6 +437,8 @@ class ResumableRun:
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """See Contents."""
         tensors, objects, sharded = self._objects.collect()
+        for change in self._structure.changes() if self._context.place.rank == 0 else ():
+            self._context.warn(change)
         for named in tensors.values():
             named.update((name, self._aligned.get(tensor.data_ptr(), tensor)) for name, tensor in [*named.items()])
         tensors["run"] = {}
@@ -569,10 +573,14 @@ class ResumableRun:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         if not self._over and hasattr(self, "_snapshots"):  # a thread that still writes may abort the process, too
-            if self._begun and not hasattr(sys, "last_value"):  # an exception that nobody handled has told why
-                self._context.warn(
-                    f"slipway: the process of rank {self._context.place.rank} ends before its loop, at step {self.step}."
-                )
+            if not hasattr(sys, "last_value"):  # an exception that nobody handled has told why
+                if self._begun:
+                    rank = self._context.place.rank
+                    self._context.warn(
+                        f"slipway: the process of rank {rank} ends before its loop, at step {self.step}."
+                    )
+            elif self._before and (why := explain_unset(sys.last_value, self._before)):
+                self._context.warn(why)
             self._snapshots.close()
             self._let_go()  # so that a SIGTERM, sent because another rank failed, ends this process at once
         release_models()

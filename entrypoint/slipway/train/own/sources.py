@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 Draw = Callable[[], None] | None
 # Where loaders of accelerate and of Lightning Fabric keep torch's.
 INSIDE = ("base_dataloader", "_dataloader")
+MOST_PARTS = 1000  # of a loader: an object may make new ones whenever it is asked
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # signals that stop a job
 
 
@@ -129,25 +130,50 @@ class Sheltered:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader, or of its samplers, where there is one."""
+    """Call `set_epoch` of a loader, of its samplers and of its data sets, at whatever depth, where there is one."""
     if hasattr(loader, "_num_iter_calls"):  # Lightning Fabric's, by which it calls `set_epoch` itself
         loader._num_iter_calls = epoch
-    for place in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        if callable(set_it := getattr(place, "set_epoch", None)):
-            set_it(epoch)
+    for place in parts_of(loader, "sampler", "batch_sampler"):
+        call_set_epoch(place, epoch)
+    inner = inner_of(loader)
+    data = parts_of(getattr(inner, "dataset", None), "dataset", "datasets")
+    ordered = [place for place in data if call_set_epoch(place, epoch)]
+    if getattr(inner, "persistent_workers", False) and not all(map(is_shared, ordered)):
+        inner._iterator = None  # the workers have copies that know nothing of it: they are started again
+
+
+def call_set_epoch(place: Any, epoch: int) -> bool:
+    """Call `set_epoch` where there is one; return whether there is."""
+    set_it = getattr(place, "set_epoch", None)
+    if callable(set_it):
+        set_it(epoch)
+    return callable(set_it)
+
+
+def is_shared(data: Any) -> bool:
+    """Whether a data set keeps a number where its copies in other processes see it, as that of `datasets` keeps its epoch."""
+    tensors = (each for each in getattr(data, "__dict__", {}).values() if isinstance(each, torch.Tensor))
+    return any(each.is_shared() for each in tensors)  # type: ignore[no-untyped-call]
+
+
+def parts_of(outer: Any, *names: str) -> list[Any]:
+    """Return what `outer` consists of, itself first: all that these attributes hold, at any depth, a list's parts one by one."""
+    found: dict[int, Any] = {}
+    waiting = [outer]
+    while waiting and len(found) < MOST_PARTS:
+        place = waiting.pop(0)
+        if place is None or id(place) in found:
+            continue
+        found[id(place)] = place
+        for name in names:
+            inside = getattr(place, name, None)
+            waiting += inside if isinstance(inside, list | tuple) else [inside]
+    return list(found.values())
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the random generators that a loader and its samplers have of their own."""
-    places = {id(loader): loader}
-    waiting = [loader]
-    while waiting:  # samplers have samplers in them
-        place = waiting.pop(0)
-        inside = [getattr(place, name, None) for name in ("sampler", "batch_sampler")]
-        new = {id(each): each for each in inside if each is not None and id(each) not in places}
-        places |= new
-        waiting += new.values()
-    found = [getattr(place, "generator", None) for place in places.values()]
+    found = [getattr(place, "generator", None) for place in parts_of(loader, "sampler", "batch_sampler")]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
@@ -155,7 +181,7 @@ def length_of(loader: Any) -> int | None:
     """Return the number of batches in a pass, None where nobody knows."""
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError, AttributeError):
         return None
 
 

@@ -55,6 +55,11 @@ class Unsaved:
         others = [each for each in self._seen if each not in passed]
         self._alone += bool(others)
         if others and len(others) == len(self._seen) and self._alone >= ALONE:
+            if within := attribute_of(passed[0], others[0]):
+                raise ConfigurationError(
+                    f"{type(passed[0]).__name__} was passed to slipway.resume, and only the {type(others[0]).__name__} in it "
+                    f"steps, so no step was counted, and nothing can be saved. Pass that one: optimizer=….{within}."
+                )
             raise ConfigurationError(
                 f"{type(others[0]).__name__} trains, not the {type(passed[0]).__name__} that was passed to slipway.resume, so "
                 "no step was counted, and nothing can be saved. Create the model and the optimizer once, before slipway.resume."
@@ -81,6 +86,11 @@ class Unsaved:
     def close(self) -> None:
         """Look no more."""
         self._handle.remove()
+
+
+def attribute_of(outer: object, inner: object) -> str:
+    """Return the name under which one object has another, empty where it does not."""
+    return next((name for name, value in vars(outer).items() if value is inner), "")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 
 from slipway.protocol.cgroups import read_memory
-from slipway.protocol.memory import PAGE, Header, read_header, write_header
+from slipway.protocol.memory import LOADS, PAGE, Header, read_header, write_header
 from slipway.train.snapshots.snapshot import ANY, Snapshot, SnapshotError, Suspicion
 from slipway.train.snapshots.tensors import DTYPES, sum_of_bits
 from slipway.train.snapshots.writer import Names, aligned, be_humble, copy_all, form, pin, set_aside, size_aside, unpin
 
-LOADS = 2  # attempts that may resume from one snapshot in memory; if both fail, the snapshot may be the cause
 PIECE = 2**26  # bytes that are read or allocated at once
 
 

@@ -23,6 +23,7 @@ from slipway.protocol.files import (
     SNAPSHOTS,
     STEP,
     list_snapshots,
+    newest_first,
     number_in,
     snapshot_attempt,
     snapshot_name,
@@ -41,7 +42,6 @@ from slipway.train.snapshots.snapshot import (
     Suspicion,
     load_newest,
     load_snapshot,
-    newest_first,
     read_suspicion,
     set_aside,
 )

@@ -36,6 +36,7 @@ from slipway.protocol.files import (
     WITHDRAWN,
     held_folder,
     list_snapshots,
+    newest_first,
     open_run_file,
     parse_json,
     read_json,
@@ -54,7 +55,7 @@ ANY = (math.inf, math.inf)  # an attempt and step that none is after
 STATE = "state.json"
 TENSORS = ".safetensors"
 MODEL = "model"  # the stem of the files with the weights
-FILE = r"[a-z][a-z0-9-]*\.safetensors"  # all on one level: no name leads out of the folder
+FILE = r"[A-Za-z][A-Za-z0-9-]*\.safetensors"  # all on one level: no name leads out of the folder
 PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
 
 
@@ -133,18 +134,6 @@ def write_snapshot(
         final.rename(folder / f".{final.name}.replaced")
     temporary.rename(final)
     sync_folder(folder)
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """Snapshots in `folder` in the order in which to go on from them: by the attempt that wrote them, then by step.
-
-    A launcher that was frozen may wake in the middle of a save after another went on with the run, from an earlier step
-    perhaps: what it finishes then is of an earlier attempt. Where the manifest does not tell, the step alone counts.
-    """
-    found = list_snapshots(folder)
-    attempts = {path: snapshot_attempt(path) for path in found}
-    newest = max(attempts.values(), default=0)
-    return sorted(found, key=lambda path: (attempts[path] or newest, snapshot_step(path)), reverse=True)
 
 
 def prune(folder: Path, written: Snapshot, keep: int) -> None:
