@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from slipway.protocol.files import MANIFEST, part_name, snapshot_name
+from slipway.protocol.files import LARGEST, MANIFEST, part_name, snapshot_name
 from slipway.store.catalog import Catalog, StoredSnapshot
 from slipway.store.objects import MissingObjectError, ObjectFacts, ObjectStore, UnreachableError
 
@@ -30,6 +30,7 @@ class FakeStore:
         self.after: Callable[[str, str], None] = lambda kind, name: None
         self.requests: list[tuple[str, str]] = []
         self._lock = threading.RLock()
+        self.odd = set[str]()
 
     def _note(self, kind: str, name: str) -> None:
         self.requests.append((kind, name))
@@ -46,11 +47,14 @@ class FakeStore:
             rest = [name.removeprefix(prefix) for name in self.objects if name.startswith(prefix)]
             return sorted({name.partition("/")[0] for name in rest if "/" in name})
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = LARGEST) -> bytes:
         self._note("read", name)
         with self._lock:
             if name not in self.objects:
                 raise MissingObjectError(f"{name} is missing")
+            if len(self.objects[name]) > most:
+                self.odd.add(said := f"{name} has more than {most >> 20} MiB, so it is skipped")
+                raise MissingObjectError(said)
             return self.objects[name]
 
     def find(self, name: str) -> dict[str, ObjectFacts]:
@@ -68,7 +72,7 @@ class FakeStore:
         return self._times.get(name, self.now)
 
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
-        content = self.read(name)
+        content = self.read(name, 1 << 60)
         if (len(content), md5(content)) != facts:
             raise MissingObjectError(f"{name} has changed since it was listed")
         return content[begin:end]

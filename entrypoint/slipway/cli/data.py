@@ -216,7 +216,8 @@ def _transfer(
     from slipway.train.hub.fetch import ByteProgress
 
     store = open_store(address._replace(path="/" if address.scheme == "file" else ""))
-    name = address.path.strip("/")
+    # Links on the way to what was typed are followed, those within it only as FolderStore.find says.
+    name = (os.path.realpath(address.path) if address.scheme == "file" else address.path).strip("/")
     there = find_files(store, name)
     files = {each: there[each] for each in there if not include or any(fnmatchcase(each, glob) for glob in include)}
     if not files:

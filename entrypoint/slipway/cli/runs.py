@@ -56,7 +56,7 @@ def named_run(run: str, runs: str | None) -> Path:
     where there is none.
     """
     if is_store(run):
-        return fetch_run(run, snapshots=False)
+        return fetch_run(run, snapshots=False, say=mention)
     folder = chosen_runs_folder(runs)
     if not run:
         mention(odd_records(folder))
@@ -73,7 +73,7 @@ def mention(lines: Iterable[str]) -> None:
 def named_folder(run: str, runs: str | None) -> Path:
     """The same, for what needs a run's snapshots: also a folder that the launcher did not make. Raises LaunchError."""
     if is_store(run):
-        return fetch_run(run, snapshots=True)
+        return fetch_run(run, snapshots=True, say=mention)
     return Path(run) if Path(run).is_dir() else named_run(run, runs)
 
 
@@ -104,7 +104,7 @@ def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
     if watch:
         with contextlib.suppress(KeyboardInterrupt):  # who watches may stop watching
             watch_run(
-                lambda: read_status(named_run(run, runs) if is_store(run) else path),
+                lambda: read_status(fetch_run(run, snapshots=False) if is_store(run) else path),
                 click.echo,
                 time.sleep,
                 clear=sys.stdout.isatty(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,8 +35,10 @@ def cached(address: str, kind: str = "store", identity: str = "", environ: Mappi
     return cache / hashlib.sha256(f"{above}{identity}".encode()).hexdigest()[:16] / name
 
 
-def fetch_run(address: str, *, snapshots: bool) -> Path:
+def fetch_run(address: str, *, snapshots: bool, say: Callable[[Iterable[str]], object] = lambda lines: None) -> Path:
     """Fetch the records of the run at an address, and with `snapshots` its newest one. Returns the folder where they are.
+
+    `say` is called with lines on what was passed over.
 
     Raises LaunchError: 78 where there is no such run or the store refuses, 77 where it does not answer or the cache is full.
     """
@@ -50,7 +52,10 @@ def fetch_run(address: str, *, snapshots: bool) -> Path:
     with store_errors(address, cached(str(found)), "Set XDG_CACHE_HOME."):
         store = open_store(where)
         path = cached(str(found), identity=identify(store, run))
-        _fetch(store, run, path, str(found), snapshots)
+        try:
+            _fetch(store, run, path, str(found), snapshots)
+        finally:
+            say(sorted(store.odd))
     return path
 
 

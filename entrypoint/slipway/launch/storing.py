@@ -28,6 +28,7 @@ from slipway.launch.run_directory.run import NoNewRunError, Run, is_finished, pl
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import CODE_OF, UNHEALTHY, LaunchError
+from slipway.protocol.printable import printable
 from slipway.store.address import SEGMENT, StoreAddress
 
 POLL = 5.0  # s between polls of the progress of the copy
@@ -53,7 +54,7 @@ class Stores(NoStore):
         self._node: NodeDirectory | None = None
         self._attempt, self.superseded = 0, ""
         self._polled = -POLL
-        self._complained = False
+        self._complained, self._told = False, set[str]()
         self._leads = job.plan.topology.rank == 0  # whether this is the node of rank 0, which speaks for all
         self._since: float | None = None  # when the store began to fail
         self._answers = b""
@@ -282,6 +283,10 @@ class Stores(NoStore):
         except (OSError, ValueError):  # of a pipe whose other end is gone, or that is closed
             raise SilentStoreError("the process that copies has ended") from None
         answer = self._read_answer(seconds, until, request["do"]) if seconds != 0.0 else {}
+        for line in answer.pop("odd", []):
+            if line not in self._told:
+                self._told.add(line)
+                self._say(f"warning: {printable(line)}")
         if answer.get("kind") == "refused":
             raise LaunchError(
                 f"{self._address} cannot be used: {answer['error']}. Check the address, the credentials and their rights "

@@ -9,8 +9,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,14 @@ ATTEMPTS, NODES, RANKS, STEPS = 1_000_000, 65_536, 2**26, 10**15
 SECONDS = 1e11
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
-LINK = "is a link, which is not followed within a run directory"
+METRICS_LARGEST = 1 << 30  # of metrics.jsonl: some ten million steps
+LINK = "is a link, which is not followed within a run directory or a store"
+NOT_REGULAR = "is not a regular file"
+NO_FILE = (
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.EFBIG,
+)  # what is no file that we wrote: a link, a pipe or device, a huge one
 
 
 def node_folder(run: Path, node_rank: int) -> Path:
@@ -196,18 +203,30 @@ def levels_below_run(folder: Path) -> tuple[Path, tuple[str, ...]]:
 def held_folder(folder: Path) -> Iterator[Path]:
     """Another path to a folder of a run, which stays the same folder whatever is put in its place meanwhile. Raises OSError.
 
-    On the way to a run directory links are followed (`runs -> /scratch` is common), within one they are not: whoever may write
-    there could lead what we write, or delete, to the files of others. So each level is opened through the one above it.
+    On the way to a run directory links are followed (`runs -> /scratch` is common), within one they are not: see `held_below`.
     """
-    run, names = levels_below_run(folder)
+    with held_below(*levels_below_run(folder)) as held:
+        yield held
+
+
+@contextmanager
+def held_below(root: Path, names: Sequence[str], *, make: bool = False) -> Iterator[Path]:
+    """The same for the folder that these `names` lead to from `root`. `make`: a level that is missing is created.
+
+    Below `root` no link is followed: whoever may write there could lead what we write, or delete, to the files of others. So
+    each level is opened through the one above it.
+    """
     holding = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    number = os.open(run, holding)
+    number = os.open(root, holding)
     try:
         for depth, name in enumerate(names, 1):
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=number)
             try:
                 below = os.open(name, holding | os.O_NOFOLLOW, dir_fd=number)
             except OSError as error:
-                level = run.joinpath(*names[:depth])
+                level = root.joinpath(*names[:depth])
                 if level.is_symlink():
                     raise OSError(errno.ELOOP, LINK, str(level)) from None
                 raise OSError(error.errno, error.strerror, str(level)) from None
@@ -218,7 +237,7 @@ def held_folder(folder: Path) -> Iterator[Path]:
             yield Path(held)
         except OSError as error:  # the name that people know
             if isinstance(error.filename, str | Path):
-                error.filename = str(error.filename).replace(held, str(folder), 1)
+                error.filename = str(error.filename).replace(held, str(root.joinpath(*names)), 1)
             raise
     finally:
         os.close(number)
@@ -243,11 +262,35 @@ def touch_run_file(path: Path) -> None:
 
 def _open_regular(path: Path, how: int) -> int:
     with held_folder(path.parent) as folder:
-        number = os.open(folder / path.name, how | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        return open_regular(folder / path.name, how)
+
+
+def open_regular(path: Path, how: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file in a folder that is held. Raises OSError for anything else that has its name."""
+    try:
+        number = os.open(path, how | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, LINK, str(path)) from None
+        raise
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
     return number
+
+
+def read_run_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """The content of a file of a run. OSError where there is none that can be read, or it has more bytes than `most`."""
+    with held_folder(path.parent) as folder:
+        return read_regular(folder / path.name, most)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The same for a file in a folder that is held."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(errno.EFBIG, f"has more than {most >> 20} MiB", str(path))
+        return file.read(size)
 
 
 def read_run_text(path: Path) -> str:

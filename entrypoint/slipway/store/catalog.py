@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from slipway.protocol.files import MANIFEST, attempt_in, parse_json
-from slipway.store.layout import Location, parse_snapshot
+from slipway.store.layout import PIECE, Location, odd_name, parse_snapshot
 from slipway.store.objects import MissingObjectError, ObjectStore
 
 STATE = "state.json"
@@ -102,6 +102,11 @@ class Catalog:
             attempt, step = attempt_in(manifest) or place.attempt, manifest["step"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
+        if (odd := odd_name(sizes)) is not None:
+            self._store.odd.add(
+                f"{self.name(place, MANIFEST)} is skipped: it names {odd!r}, which is not a file of a snapshot"
+            )
+            return None
         there = self.objects[place]
         files = {name: StoredFile(*facts, self._find(place, name, facts[0], there)) for name, facts in sizes.items()}
         whole = step == place.step and STATE in files and all(file.objects for file in files.values())
@@ -140,7 +145,7 @@ class Catalog:
         known = (stored.place, stored.manifest)
         if known not in self._facts:
             try:
-                state = parse_json(b"".join(map(self._store.read, stored.files[STATE].objects)))
+                state = parse_json(b"".join(self._store.read(name, PIECE) for name in stored.files[STATE].objects))
             except (ValueError, RecursionError, MissingObjectError):  # damaged, or deleted since it was listed
                 return None
             state = state if isinstance(state, dict) else {}

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore import exceptions
 
+from slipway.protocol.files import LARGEST
 from slipway.store.address import StoreAddress
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
@@ -125,6 +126,7 @@ class CloudStore:
     def __init__(self, address: StoreAddress, environ: Mapping[str, str] = os.environ) -> None:
         """Nothing is asked of the bucket yet. Raises StoreRefusedError for settings that make no sense."""
         self._prefix, self._name = (f"{address.path}/" if address.path else ""), str(address)
+        self.odd = set[str]()
         try:
             self._bucket = open_bucket(address, environ)
         except (exceptions.BaseError, OSError) as error:  # no request was sent, so a setting is wrong
@@ -142,10 +144,14 @@ class CloudStore:
             found = obstore.list_with_delimiter(self._bucket, prefix=f"{self._prefix}{prefix}")["common_prefixes"]
         return sorted(name.rstrip("/").removeprefix(f"{self._prefix}{prefix}") for name in found)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = LARGEST) -> bytes:
         """As ObjectStore says."""
         with as_store_errors(self._name, reads=True):
-            return bytes(obstore.get(self._bucket, f"{self._prefix}{name}").bytes())
+            found = obstore.get(self._bucket, f"{self._prefix}{name}")
+            if found.meta["size"] > most:
+                self.odd.add(said := f"{name} has more than {most >> 20} MiB, so it is skipped")
+                raise MissingObjectError(said)
+            return bytes(found.bytes())
 
     def find(self, name: str) -> dict[str, ObjectFacts]:
         """As ObjectStore says."""

@@ -32,6 +32,7 @@ from slipway.protocol.files import (
     attempt_in,
     list_snapshots,
     read_json,
+    read_run_bytes,
     snapshot_attempt,
     snapshot_step,
     touch_run_file,
@@ -181,7 +182,7 @@ class Copier:
         for part in self._parts:
             for version, path in self._local(part):
                 with suppress(OSError):
-                    found += [version] if (part, (path / MANIFEST).read_bytes()) in self._done else []
+                    found += [version] if (part, read_run_bytes(path / MANIFEST)) in self._done else []
         return max(found)[1] if found else None
 
     def tell(self) -> None:
@@ -297,7 +298,7 @@ class Copier:
             waiting = []
             for version, path in self._local(part):
                 with suppress(OSError):
-                    waiting.append((version, part, path, (path / MANIFEST).read_bytes()))
+                    waiting.append((version, part, path, read_run_bytes(path / MANIFEST)))
             stored = max((each[0] for each in waiting if (part, each[3]) in self._done), default=(-1, -1))
             found += [each for each in waiting if each[0] > stored and (part, each[3]) not in self._bad]
         if not found:
@@ -341,7 +342,9 @@ class CopyService:
             except queue.Empty:
                 pause = self._tick()
                 continue
-            print(json.dumps({"do": request["do"], **self._answer(request)}), flush=True)
+            answer = self._answer(request)
+            odd = sorted(self._store.odd) if self._store else []
+            print(json.dumps({"do": request["do"], "odd": odd, **answer}), flush=True)
             pause = 0.05
 
     def _read(self) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
 from slipway.protocol.files import MANIFEST, SNAPSHOTS, held_folder, part_name, snapshot_name
 from slipway.store.catalog import StoredSnapshot
+from slipway.store.layout import PIECE
 from slipway.store.objects import ObjectStore
 
 T = TypeVar("T")
@@ -44,26 +45,26 @@ def download(
     make_folder(run / SNAPSHOTS)
     make_folder(folder)
     final = folder / snapshot_name(stored.place.step)
-    temporary = folder / f".{final.name}.fetching.{os.getpid()}"
-    with suppress(FileNotFoundError):
-        remove_tree(temporary)
-    temporary.mkdir()
-    try:
-        with held_folder(folder) as held:
-            for name, file in stored.files.items():
-                _fetch_file(store, file.objects, held / temporary.name / name, (file.size, file.sha256), parallel, note)
-            write_file(held / temporary.name / MANIFEST, [stored.manifest])
-            for name in (*stored.files, MANIFEST):
-                os.utime(held / temporary.name / name, (taken, taken))
-            sync_folder(held / temporary.name)
-            if final.exists():  # damaged, or of another attempt: the next save removes it
-                final.rename(folder / f".{final.name}.replaced")
-            temporary.rename(final)
-            sync_folder(held)
-    except BaseException:
-        with suppress(OSError):  # what went wrong first counts
+    with held_folder(folder) as held:
+        temporary = held / f".{final.name}.fetching.{os.getpid()}"
+        with suppress(FileNotFoundError):
             remove_tree(temporary)
-        raise
+        temporary.mkdir()
+        try:
+            for name, file in stored.files.items():
+                _fetch_file(store, file.objects, temporary / name, (file.size, file.sha256), parallel, note)
+            write_file(temporary / MANIFEST, [stored.manifest])
+            for name in (*stored.files, MANIFEST):
+                os.utime(temporary / name, (taken, taken))
+            sync_folder(temporary)
+            if os.path.lexists(held / final.name):  # damaged, or of another attempt: the next save removes it
+                (held / final.name).rename(held / f".{final.name}.replaced")
+            temporary.rename(held / final.name)
+            sync_folder(held)
+        except BaseException:
+            with suppress(OSError):  # what went wrong first counts
+                remove_tree(temporary)
+            raise
     return final
 
 
@@ -75,7 +76,7 @@ def _fetch_file(
     parallel: int,
     note: Callable[[int], None],
 ) -> None:
-    written = write_file(path, read_ahead(store.read, objects, parallel), note)
+    written = write_file(path, read_ahead(lambda name: store.read(name, PIECE), objects, parallel), note)
     if (written["size"], written["sha256"]) != expected:
         raise CorruptError(f"{objects[0]} is not what its manifest says")
 

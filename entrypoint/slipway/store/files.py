@@ -37,6 +37,7 @@ FILES = 4  # that are fetched at once, each with as many requests
 PAUSES = (2.0, 5.0, 15.0)  # s before a piece is asked for again
 MD5 = re.compile(r"[0-9a-f]{32}")
 SUMS = re.compile(r"sha256sums?(\.txt)?", re.IGNORECASE)
+SUMS_LARGEST = 256 << 20  # bytes of a list of checksums: one of two million files
 SUM = re.compile(r"\\?([0-9a-fA-F]{64})(?: [ *](?:\./)?(.+))?")  # a line of sha256sum
 
 
@@ -91,9 +92,12 @@ def read_sums(store: ObjectStore, name: str, files: Mapping[str, ObjectFacts]) -
     sums: dict[str, str] = {}
     for each in files:
         single, listed = each.removesuffix(".sha256"), SUMS.fullmatch(PurePosixPath(each).name)
-        if not listed and (single == each or single not in files):
+        if (not listed and (single == each or single not in files)) or not files[each].size:
             continue
-        lines = store.read("/".join(filter(None, (name, each)))).decode(errors="replace").splitlines()
+        if files[each].size > SUMS_LARGEST:
+            raise StoreRefusedError(f"{each}, a list of checksums, has more than {SUMS_LARGEST >> 20} MiB")
+        content = store.read_part("/".join(filter(None, (name, each))), files[each], 0, files[each].size)
+        lines = content.decode(errors="replace").splitlines()
         for found in filter(None, (SUM.fullmatch(line.strip()) for line in lines)):
             named = str(PurePosixPath(each).parent / found[2]) if found[2] else ""
             if named in files:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipway.protocol.durable import replace_file, sync_folder
+from slipway.protocol.files import LARGEST, LINK, NO_FILE, NOT_REGULAR, held_below, open_regular, read_regular
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
-REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, *NO_FILE})
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+DEEPEST = 64  # levels of folders that are listed; a run has seven, and each further one costs a frame of Python's stack
 
 
 @contextmanager
@@ -25,71 +27,71 @@ def as_store_errors() -> Iterator[None]:
         raise MissingObjectError(f"{error.filename} is missing") from None
     except OSError as error:
         kind = StoreRefusedError if error.errno in REFUSED else UnreachableError
-        raise kind(f"{os.fsdecode(error.filename or '')}: {error.strerror}") from None
+        said = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
+        raise kind(said.replace(f": {LINK}", f" {LINK}").replace(f": {NOT_REGULAR}", f" {NOT_REGULAR}")) from None
 
 
 class FolderStore:
-    """Objects are files. One that was not finished has a name with a dot in front, and is listed too: it may be deleted."""
+    """Objects are regular files. One that was not finished has a name with a dot in front, and is listed too: it may be deleted.
+
+    Whoever may write there may put links, pipes and devices in the place of folders and files. So each folder is opened through
+    the one above it, and none of these is followed or read (`held_below`).
+    """
 
     def __init__(self, root: str | Path) -> None:
         """`root` has to exist: one that does not may be a file system that is not mounted. Raises StoreRefusedError."""
-        self._root = Path(root)
+        self._root, self.odd = Path(root), set[str]()
         self._require_root()
 
     def list_objects(self, prefix: str) -> dict[str, int]:
         """As ObjectStore says."""
-        self._require_root()
-        found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._root / prefix):
-            for name in names:
-                path = Path(folder, name)
-                with suppress(MissingObjectError), as_store_errors():  # deleted meanwhile
-                    found[path.relative_to(self._root).as_posix()] = path.lstat().st_size
-        return found
+        with as_store_errors():
+            return {name: status.st_size for name, status in self._walk(prefix, self._pass_over)}
 
     def list_folders(self, prefix: str) -> list[str]:
         """As ObjectStore says."""
-        self._require_root()
-        with suppress(MissingObjectError), as_store_errors():
-            return sorted(path.name for path in (self._root / prefix).iterdir() if path.is_dir())
-        return []
+        found = []
+        with suppress(MissingObjectError), as_store_errors(), self._folder(prefix) as folder:
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(entry.name)
+                elif entry.is_dir():
+                    self._pass_over(self._root / prefix / entry.name, LINK)
+        return sorted(found)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = LARGEST) -> bytes:
         """As ObjectStore says."""
         with as_store_errors():
-            return (self._root / name).read_bytes()
+            try:
+                with self._held(name) as path:
+                    return read_regular(path, most)
+            except OSError as error:
+                if error.errno not in NO_FILE:
+                    raise
+                self._pass_over(error.filename, error.strerror or "")
+                raise MissingObjectError(f"{error.filename} {error.strerror}") from None
 
     def find(self, name: str) -> dict[str, ObjectFacts]:
-        """As ObjectStore says. Raises StoreRefusedError for what is neither a file nor a folder, and for links to folders."""
-        self._require_root()
-        found: dict[str, ObjectFacts] = {}
+        """As ObjectStore says, for data that somebody copied there: a link is the file that it leads to, if both have one owner.
+
+        Raises StoreRefusedError for other links, and for what is neither a file nor a folder.
+        """
         with as_store_errors():
-            path = self._root / name
-            if path.is_file():
-                return {name: _facts(path.stat())}
-            for folder, folders, names in os.walk(path, onerror=_raise):
-                for each in (*names, *folders):
-                    inner = Path(folder, each)
-                    try:
-                        status = inner.stat()
-                    except FileNotFoundError:
-                        if inner.is_symlink():
-                            raise
-                        continue  # deleted or renamed meanwhile, as a file that was not finished is
-                    if stat.S_ISREG(status.st_mode):
-                        found[inner.relative_to(self._root).as_posix()] = _facts(status)
-                    elif each in names or inner.is_symlink():
-                        raise StoreRefusedError(f"{inner} is neither a file nor a folder")
-        return found
+            if name:
+                with suppress(FileNotFoundError), self._held(name) as path:
+                    if not stat.S_ISDIR(path.lstat().st_mode):
+                        return {name: self._look(name)}
+            found = self._walk(name, _refuse, links=True)
+            return {each: self._look(each) if stat.S_ISLNK(at.st_mode) else _facts(at) for each, at in found}
 
     def written(self, name: str) -> float:
         """As ObjectStore says."""
-        with as_store_errors():
-            return (self._root / name).stat().st_mtime
+        with as_store_errors(), self._held(name) as path:
+            return path.lstat().st_mtime
 
     def read_part(self, name: str, facts: ObjectFacts, begin: int, end: int) -> bytes:
         """As ObjectStore says."""
-        with as_store_errors(), (self._root / name).open("rb", buffering=0) as file:
+        with as_store_errors(), self._held(name) as path, os.fdopen(_open_linked(path), "rb", buffering=0) as file:
             if _facts(os.fstat(file.fileno())) != facts:
                 raise MissingObjectError(f"{self._root / name} has changed since it was listed")
             content = os.pread(file.fileno(), end - begin, begin)
@@ -99,13 +101,12 @@ class FolderStore:
 
     def write(self, name: str, content: bytes) -> None:
         """As ObjectStore says."""
-        with as_store_errors():
-            replace_file(self._make_room(name), content)
+        with as_store_errors(), self._held(name, make=True) as path:
+            replace_file(path, content)
 
     def create(self, name: str, content: bytes) -> bool:
         """As ObjectStore says. A link to a finished file is what NFS can do atomically; O_EXCL where there are no links."""
-        with as_store_errors():
-            path = self._make_room(name)
+        with as_store_errors(), self._held(name, make=True) as path:
             temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.new")
             try:
                 replace_file(temporary, content)
@@ -124,13 +125,13 @@ class FolderStore:
 
     def delete(self, names: Collection[str]) -> None:
         """As ObjectStore says, and folders that are empty then."""
-        with as_store_errors():
-            for name in names:
-                path = self._root / name
+        for name in names:
+            with suppress(MissingObjectError), as_store_errors(), self._held(name) as path:
                 path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    for above in path.relative_to(self._root).parents[:-1]:
-                        (self._root / above).rmdir()
+            with suppress(OSError):
+                for above in Path(name).parents[:-1]:
+                    with self._held(above.as_posix()) as path:
+                        path.rmdir()
 
     def _require_root(self) -> None:
         with as_store_errors():
@@ -139,11 +140,77 @@ class FolderStore:
                     f"there is no folder {self._root}; create it where the disk is mounted: mkdir {self._root}"
                 )
 
-    def _make_room(self, name: str) -> Path:
+    @contextmanager
+    def _folder(self, name: str, *, make: bool = False) -> Iterator[Path]:
+        """A folder of this name, which is held. `make`: it is created where it is missing. Raises OSError."""
         self._require_root()
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        with held_below(self._root, Path(name).parts, make=make) as folder:
+            yield folder
+
+    @contextmanager
+    def _held(self, name: str, *, make: bool = False) -> Iterator[Path]:
+        """The path of an object in its folder, which is held."""
+        above, _, last = name.rpartition("/")
+        with self._folder(above, make=make) as folder:
+            yield folder / last
+
+    def _walk(
+        self, prefix: str, odd: Callable[[Path, str], None], *, links: bool = False
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """The files below a prefix, and the `links`. `odd` is called for what is passed over: its path, and why."""
+
+        def fail(error: OSError) -> None:
+            if isinstance(error, PermissionError):
+                odd(self._root / prefix / Path(error.filename).relative_to(top), "cannot be read")
+            elif not isinstance(error, FileNotFoundError):  # deleted meanwhile
+                raise error
+
+        with suppress(FileNotFoundError), self._folder(prefix) as top:
+            for folder, folders, names in os.walk(top, onerror=fail):
+                below = Path(prefix, Path(folder).relative_to(top))
+                if len(below.parts) > DEEPEST:
+                    odd(self._root / below, "lies too deep")
+                    folders.clear()
+                for each in (*names, *folders):
+                    # It may have been deleted or renamed meanwhile, as a file that was not finished is.
+                    with suppress(FileNotFoundError):
+                        status = Path(folder, each).lstat()
+                        is_link = stat.S_ISLNK(status.st_mode)
+                        if stat.S_ISREG(status.st_mode) or (is_link and links):
+                            yield (below / each).as_posix(), status
+                        elif not stat.S_ISDIR(status.st_mode):
+                            odd(self._root / below / each, LINK if is_link else NOT_REGULAR)
+
+    def _pass_over(self, path: Path | str, why: str) -> None:
+        self.odd.add(f"{path} {why}, so it is skipped")
+
+    def _look(self, name: str) -> ObjectFacts:
+        with self._held(name) as path, os.fdopen(_open_linked(path), "rb") as file:
+            return _facts(os.fstat(file.fileno()))
+
+
+def _open_linked(path: Path) -> int:
+    """A descriptor of a file, or of the one that a link leads to. OSError unless it is a regular one, and has the owner of the
+    link: so nobody makes us read what is only ours.
+    """
+    if not path.is_symlink():
+        return open_regular(path)
+    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        number = os.open(path.parent / os.readlink("", dir_fd=link), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.fstat(link).st_uid:
+            os.close(number)
+            raise OSError(errno.EPERM, "a link to what is not a file of the link's owner")
+        return number
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(link)
+
+
+def _refuse(path: Path, why: str) -> None:
+    raise StoreRefusedError(f"{path} {why}")
 
 
 def _create_exclusively(path: Path, content: bytes) -> bool:
@@ -159,8 +226,3 @@ def _create_exclusively(path: Path, content: bytes) -> bool:
 
 def _facts(status: os.stat_result) -> ObjectFacts:
     return ObjectFacts(status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
-
-
-def _raise(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

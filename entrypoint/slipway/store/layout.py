@@ -11,14 +11,24 @@ A file of more than a piece is a folder of pieces, `model.safetensors/00000`, wh
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from slipway.protocol.files import METRICS_FILE, OPTIONS_FILE, OUTCOME_FILE, SNAPSHOTS, part_name, snapshot_name
+from slipway.protocol.files import (
+    MANIFEST,
+    METRICS_FILE,
+    OPTIONS_FILE,
+    OUTCOME_FILE,
+    SNAPSHOTS,
+    part_name,
+    snapshot_name,
+)
 
 ATTEMPT = "attempt-"
 WRITABLE = "-/writable"  # of no run: who may create it may write
 RECORDS = (OUTCOME_FILE, OPTIONS_FILE, METRICS_FILE)  # run.json is in the claim
 SNAPSHOT = re.compile(r"attempt-(\d{8})/snapshots/(?:part-(\d{5})/)?step-(\d{8,15})/(.+)")
+PIECE = 64 << 20  # bytes of an object at most
 CLAIM = re.compile(r"(\d{8})\.json")
 
 
@@ -50,3 +60,8 @@ def parse_snapshot(name: str) -> tuple[Location, str] | None:
     """The snapshot that an object below a run belongs to, and the file; None where it belongs to none."""
     found = SNAPSHOT.fullmatch(name)
     return (Location(int(found[1]), int(found[3]), int(found[2] or 0)), found[4]) if found else None
+
+
+def odd_name(names: Iterable[str]) -> str | None:
+    """The first of the names in a manifest that no file beside it can have; None without one."""
+    return next((name for name in names if "/" in name or "\0" in name or name in ("", ".", "..", MANIFEST)), None)

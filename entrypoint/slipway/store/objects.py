@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
+from slipway.protocol.files import LARGEST
+
 
 class StoreError(Exception):
     """A store that does not do what it was asked; the message says what and why."""
@@ -34,8 +36,11 @@ class ObjectFacts(NamedTuple):
 class ObjectStore(Protocol):
     """Objects by name (`a/b/c`). An object is written whole or not at all, and whoever reads after that reads it.
 
-    All methods raise StoreRefusedError and UnreachableError.
+    All methods raise StoreRefusedError and UnreachableError. `odd` has a line for each thing that was passed over, since it
+    cannot be what Slipway wrote: a link, a pipe, a device, far more bytes.
     """
+
+    odd: set[str]
 
     def list_objects(self, prefix: str) -> dict[str, int]:
         """Names and sizes in bytes of all objects whose name begins with `prefix`, which ends with a slash."""
@@ -46,8 +51,8 @@ class ObjectStore(Protocol):
     def find(self, name: str) -> dict[str, ObjectFacts]:
         """The object of this name; without one those whose names begin with it and a slash, or all where it is empty."""
 
-    def read(self, name: str) -> bytes:
-        """The content of an object. Raises MissingObjectError."""
+    def read(self, name: str, most: int = LARGEST) -> bytes:
+        """The content of an object, of at most so many bytes. Raises MissingObjectError, also for what is passed over."""
 
     def written(self, name: str) -> float:
         """When an object was written, in Unix seconds by the store's clock. Raises MissingObjectError."""

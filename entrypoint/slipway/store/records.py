@@ -7,12 +7,26 @@ import re
 from pathlib import Path
 
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import RUN_FILE, attempt_in, read_json
+from slipway.protocol.files import (
+    LARGEST,
+    METRICS_FILE,
+    METRICS_LARGEST,
+    NO_FILE,
+    RUN_FILE,
+    attempt_in,
+    read_json,
+    read_run_bytes,
+)
 from slipway.store.claims import highest_claim, read_claim
 from slipway.store.layout import RECORDS, record_folder
 from slipway.store.objects import MissingObjectError, ObjectStore
 
 RECORD = re.compile(r"attempt-(\d{8})/record/(.+)")
+
+
+def largest(name: str) -> int:
+    """The bytes that a record has at most."""
+    return METRICS_LARGEST if name == METRICS_FILE else LARGEST
 
 
 class RecordCopy:
@@ -26,12 +40,14 @@ class RecordCopy:
         """Copy those of the `names` that have changed. Raises StoreError."""
         for name in names:
             try:
-                found = (self._path / name).stat()
+                found = (self._path / name).lstat()
                 seen = (found.st_mtime_ns, found.st_size)
                 if self._copied.get(name) == seen:
                     continue
-                content = (self._path / name).read_bytes()
-            except OSError:  # not there yet, or a disk that is away
+                content = read_run_bytes(self._path / name, largest(name))
+            except OSError as error:  # not there yet, or a disk that is away
+                if error.errno in NO_FILE:
+                    self._store.odd.add(f"{self._path / name} {error.strerror}, so it is not copied")
                 continue
             self._store.write(f"{self._folder}{name}", content)
             self._copied[name] = seen
@@ -59,7 +75,7 @@ def fetch_records(store: ObjectStore, run: str, path: Path, *, always: bool = Fa
     for name in RECORDS:
         if name in found:
             try:
-                replace_file(path / name, store.read(found[name][1]))
+                replace_file(path / name, store.read(found[name][1], largest(name)))
             except MissingObjectError:  # deleted by an attempt that began just now
                 continue
     replace_file(path / RUN_FILE, json.dumps(record, indent=1) + "\n")  # last: with it the others count as fetched

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.protocol.durable import remove_tree
-from slipway.protocol.files import MANIFEST, list_snapshots, snapshot_attempt, snapshot_step
+from slipway.protocol.files import MANIFEST, list_snapshots, read_run_bytes, snapshot_attempt, snapshot_step
 from slipway.store.catalog import Catalog, StoredSnapshot, Version
 from slipway.store.download import CorruptError, download, snapshots_folder
 from slipway.store.objects import MissingObjectError, ObjectStore
@@ -42,8 +42,11 @@ def drop_outdated(path: Path, catalog: Catalog) -> None:
     """Delete the snapshots of a run in the cache that the store has no more: the job may have set them aside. Raises OSError."""
     there = {stored.manifest for stored in catalog.snapshots(0)}
     for snapshot in list_snapshots(snapshots_folder(path, 0)):
-        manifest = snapshot / MANIFEST
-        if not manifest.is_file() or manifest.read_bytes() not in there:
+        try:
+            kept = read_run_bytes(snapshot / MANIFEST) in there
+        except OSError:
+            kept = False
+        if not kept:
             remove_tree(snapshot)
 
 

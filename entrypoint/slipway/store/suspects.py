@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.protocol.files import MANIFEST, WITHDRAWN, list_suspects
+from slipway.protocol.files import MANIFEST, WITHDRAWN, list_suspects, read_run_bytes
 from slipway.store.catalog import Catalog
 from slipway.store.download import snapshots_folder
 from slipway.store.objects import ObjectStore
@@ -27,7 +27,7 @@ def find_suspects(run: Path, part: int) -> list[Suspect]:
     for path in list_suspects(snapshots_folder(run, part)):
         with suppress(OSError):  # it was deleted, or the disk is away for a while
             if not (path / WITHDRAWN).exists():
-                found.append(Suspect(path, part, (path / MANIFEST).read_bytes()))
+                found.append(Suspect(path, part, read_run_bytes(path / MANIFEST)))
     return found
 
 

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from slipway.protocol.files import LARGEST, MANIFEST, open_run_file, parse_json
 from slipway.store.claims import require_newest
-from slipway.store.layout import Location
+from slipway.store.layout import PIECE, Location, odd_name
 from slipway.store.objects import ObjectStore, StoreError
 from slipway.store.retention import remove
 
-PIECE = 64 << 20  # bytes
 SMALLEST = 4 << 20  # of a piece, where the rate is limited
 
 
@@ -119,8 +118,8 @@ def _open_all(folder: Path, stack: ExitStack) -> tuple[bytes, Mapping[str, tuple
         with open_run_file(folder / MANIFEST) as file:
             manifest = file.read(LARGEST)
         named = {str(name): str(facts["sha256"]) for name, facts in parse_json(manifest)["files"].items()}
-        if odd := [name for name in named if "/" in name or name in ("", ".", "..", MANIFEST)]:
-            raise DamagedError(f"{folder / MANIFEST} names {odd[0]}")
+        if (odd := odd_name(named)) is not None:
+            raise DamagedError(f"{folder / MANIFEST} names {odd!r}")
         return manifest, {
             name: (stack.enter_context(open_run_file(folder / name)), sha256) for name, sha256 in sorted(named.items())
         }
