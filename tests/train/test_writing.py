@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import slipway
+from slipway.protocol.durable import sync_folder
 from slipway.train.loop.metrics import keep_metrics
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots import writer as writing
@@ -180,3 +181,84 @@ def test_what_is_replaced_stays_as_it_was_where_the_disk_is_full(
     with pytest.raises(OSError, match="No space left"):
         keep_metrics(file, 0)
     assert file.read_text() == '{"step": 1}\n'
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, number: int, part: str) -> None:
+    """Let a function of `os` refuse what is at, or in, a path with this part, as file systems do."""
+    real = getattr(os, name)
+
+    def refuses(path: Any, *args: Any, dir_fd: int | None = None, **more: Any) -> Any:
+        above = "" if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
+        if part in f"{above}/{path}":
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *args, **more) if dir_fd is None else real(path, *args, dir_fd=dir_fd, **more)
+
+    monkeypatch.setattr(os, name, refuses)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EBUSY, errno.EPERM, errno.EACCES])
+@pytest.mark.parametrize("name", ["rmdir", "unlink", "rename"])
+def test_an_old_snapshot_that_somebody_reads_stays_until_a_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    warnings: list[str] = []
+    writer = Writer(tmp_path, keep=1, warn=warnings.append)
+
+    def save(step: int) -> None:
+        writer.start(make_snapshot(step), copy=True)
+        writer.wait()
+        writer.check()
+
+    save(1)
+    with monkeypatch.context() as patched:
+        fail(patched, name, number, "step-00000001")
+        for step in (2, 3):
+            save(step)
+            assert load_snapshot(tmp_path / f"step-0000000{step}").step == step
+        assert len(list(tmp_path.iterdir())) == 2
+        assert len(warnings) == 1
+        assert os.strerror(number) in warnings[0]
+        assert f"{tmp_path}/" in warnings[0]
+    save(4)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_a_step_is_saved_again_though_what_was_left_of_it_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for what in ("writing", "replaced", "deleting"):
+        (tmp_path / f".step-00000002.{what}/in-use").mkdir(parents=True)
+    save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    with monkeypatch.context() as patched:
+        fail(patched, "rmdir", errno.ENOTEMPTY, "step-00000002")
+        for _ in range(3):
+            save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    assert load_snapshot(tmp_path / "step-00000002").step == 2
+    save_snapshot(tmp_path, make_snapshot(2), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_sync_folders_still_gets_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112  # a link to what is open
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert sync_folder(tmp_path) is False
+    assert load_snapshot(save_snapshot(tmp_path / "snapshots", make_snapshot(1), keep=1)).step == 1
+
+
+def test_an_error_in_syncing_a_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=str(tmp_path)):
+        sync_folder(tmp_path)

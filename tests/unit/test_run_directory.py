@@ -22,7 +22,7 @@ from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.launch.run_directory.directory import newest_run
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, prepare_run, write_plan
-from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
 from slipway.protocol.files import newest_step, read_json, write_json
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
@@ -561,3 +561,42 @@ def test_a_file_system_that_does_not_answer_is_no_proof_that_a_run_is_gone(
 
     monkeypatch.setattr(Path, "stat", fail)
     assert not run.is_gone(identity)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.ENOSYS, CONFIGURATION, r"cannot rename folders \(Function not implemented\).*add --store"),
+        (errno.EPERM, CONFIGURATION, r"cannot rename folders .*--runs DIR"),
+        (
+            errno.EMFILE,
+            CONFIGURATION,
+            "cannot rename folders",
+        ),  # gcsfuse, for a folder with more files than it would copy
+        (errno.ENOSPC, UNHEALTHY, "No space left on device"),
+    ],
+)
+def test_a_mounted_bucket_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, number: int, code: int, said: str
+) -> None:
+    def rename(source: object, target: object) -> None:
+        raise OSError(number, os.strerror(number), source, None, target)
+
+    plan, _ = ask()
+    run = choose()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        with pytest.raises(LaunchError, match=said) as caught:
+            prepare_run(run, plan, "0", NOW)
+    assert caught.value.code == code
+    assert list((run.path / "node-0").glob(".*")) == []
+    assert prepare_run(run, plan, "0", NOW)
+
+
+def test_a_file_system_that_cannot_sync_folders_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112  # a link to what is open
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert prepare_run(choose(), ask()[0], "0", NOW) is False

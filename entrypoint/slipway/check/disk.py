@@ -17,6 +17,7 @@ from slipway.check.machine import gibibytes
 from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.container_checks import fleeting_results, require_writable
 from slipway.launch.resolve.host import Host, existing, temporary_files
+from slipway.launch.run_directory.run import require_renames
 from slipway.protocol.durable import replace_file
 from slipway.protocol.errors import LaunchError
 
@@ -85,6 +86,8 @@ def _look(host: Host, what: str, folder: Path) -> list[Finding]:
         if what == "run directory":
             require_writable(host, folder)  # knows which flag of which runtime helps
         with tempfile.TemporaryDirectory(prefix=".slipway-check-", dir=existing(folder)) as name:
+            if what == "run directory":
+                require_renames(Path(name))
             row = judge_room(what, folder, read_room(folder), time_durable_write(Path(name)))
             kept = judge_stay(host, folder) if what == "run directory" else ()
             return [row, *kept, *judge_flock(what, folder, flock_holds(Path(name)))]

@@ -1,11 +1,15 @@
 """Files that are on the disk once their function returns."""
 
+import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PIECE = 2**24  # bytes
+# The answers of SMB, of Windows's drives under WSL and of some FUSE file systems to an fsync of a folder.
+NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES, errno.EPERM})
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -47,6 +51,26 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)
 
 
+def clear(path: Path) -> str:
+    """Delete a folder that nobody needs any more, as far as that is possible now. Returns why something of it is left: on NFS and
+    FUSE a file that a process has open keeps its folder, and a virus scanner or `chattr +i` a file.
+    """
+    try:
+        remove_tree(path)
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)  # what else can go gives its space back
+        return (error.strerror or str(error)) if os.path.lexists(path) else ""
+    return ""
+
+
+def hidden(path: Path, what: str) -> Path:
+    """A hidden name beside `path` that nothing has: something that cannot be deleted may have the plain one."""
+    names = itertools.chain([what], (f"{what}-{number}" for number in itertools.count(2)))
+    return next(
+        name for name in (path.with_name(f".{path.name}.{each}") for each in names) if not os.path.lexists(name)
+    )
+
+
 def sync_tree(folder: Path) -> None:
     """Bring a folder and everything in it to the disk. Raises OSError."""
     for path in sorted(folder.rglob("*")):
@@ -65,13 +89,18 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable. Raises OSError."""
+def sync_folder(folder: Path) -> bool:
+    """Make the names in `folder` durable. Returns whether its file system can do that for folders. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        return False
     finally:
         os.close(descriptor)
+    return True
 
 
 def write_file(

@@ -6,11 +6,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
+from slipway.protocol.durable import clear, hidden, make_folder, sync_folder, write_file
 from slipway.protocol.files import MANIFEST, SNAPSHOTS, held_folder, part_name, snapshot_name
 from slipway.store.catalog import StoredSnapshot
 from slipway.store.layout import PIECE
@@ -46,9 +45,7 @@ def download(
     make_folder(folder)
     final = folder / snapshot_name(stored.place.step)
     with held_folder(folder) as held:
-        temporary = held / f".{final.name}.fetching.{os.getpid()}"
-        with suppress(FileNotFoundError):
-            remove_tree(temporary)
+        temporary = hidden(held / final.name, f"fetching.{os.getpid()}")
         temporary.mkdir()
         try:
             for name, file in stored.files.items():
@@ -58,12 +55,11 @@ def download(
                 os.utime(temporary / name, (taken, taken))
             sync_folder(temporary)
             if os.path.lexists(held / final.name):  # damaged, or of another attempt: the next save removes it
-                (held / final.name).rename(held / f".{final.name}.replaced")
+                (held / final.name).rename(hidden(held / final.name, "replaced"))
             temporary.rename(held / final.name)
             sync_folder(held)
         except BaseException:
-            with suppress(OSError):  # what went wrong first counts
-                remove_tree(temporary)
+            clear(temporary)
             raise
     return final
 

@@ -42,7 +42,12 @@ def attempt(
         make_folders(job.plan.topology.mended)
     except OSError as error:
         raise LaunchError(f"A folder for caches cannot be made: {error}", code_of(error)) from None
-    prepare_run(run, job.plan, __version__, time.time())
+    durable = prepare_run(run, job.plan, __version__, time.time())
+    if not durable and job_wide.previous is None:
+        say(
+            f"note: the file system of {run.path} cannot sync folders: if the machine loses its power, the newest snapshot "
+            "may be lost"
+        )
     if job.plan.topology.process is None or job.plan.topology.process.local_rank == 0:
         with suppress(OSError):  # a disk that is full so far may have room when it counts
             write_plan(run.node(job.plan.topology.node_rank).path, job.plan, job.sources)

@@ -14,8 +14,8 @@ from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
 from slipway.launch.run_directory.records import RunRecord
-from slipway.protocol.durable import unfinished
-from slipway.protocol.errors import LaunchError, code_of, told_if_unreadable
+from slipway.protocol.durable import clear, hidden, sync_folder, unfinished
+from slipway.protocol.errors import DISK_ERRORS, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.files import (
     CHARTS,
     HANG_FILE,
@@ -293,13 +293,16 @@ def refuse_links(run: Path, node_rank: int) -> None:
             )
 
 
-def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
-    """Create the run directory and this node's folder in it, and write run.json on node 0. Raises LaunchError (78, 77)."""
+def prepare_run(run: Run, plan: Plan, version: str, now: float) -> bool:
+    """Create the run directory and this node's folder in it, and write run.json on node 0. Returns whether its file system can
+    make names durable. Raises LaunchError (78, 77).
+    """
     node = run.node(plan.topology.node_rank).path
     refuse_links(run.path, plan.topology.node_rank)
     try:
         for name in (OUTCOMES, HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
+        require_renames(node)
         for stale in _stale_files(run, node, plan):  # by the attempt before; its verdict is in outcome.json
             with held_folder(stale.parent) as folder:
                 (folder / stale.name).unlink(missing_ok=True)
@@ -317,8 +320,27 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> None:
                 "processes_per_node": plan.topology.processes_per_node,
             }
             write_json(run.path / RUN_FILE, record)
+        return sync_folder(run.path)
     except OSError as error:
         raise cannot_make(error) from None
+
+
+def require_renames(folder: Path) -> None:
+    """Raise LaunchError (78) where no folder can be renamed: a snapshot is whole once it has its name. Raises OSError."""
+    made = hidden(folder / "renames", f"tried-{os.getpid()}")
+    made.mkdir()
+    try:
+        made = made.rename(hidden(folder / "renames", f"done-{os.getpid()}"))
+    except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise
+        raise LaunchError(
+            f"{folder} is on a file system that cannot rename folders ({error.strerror}), as mounted buckets cannot, and a "
+            "snapshot is written under another name first. Train on a local disk (--runs DIR), and add --store for copies in the "
+            "bucket."
+        ) from None
+    finally:
+        clear(made)
 
 
 def cannot_make(error: OSError) -> LaunchError:

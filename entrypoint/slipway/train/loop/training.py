@@ -101,7 +101,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         parallel=parallel, scaler=scaler, loader=loader,
         snapshots=JobSnapshots(
             context,
-            Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded),
+            Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded, context.warn),
             MemoryBuffers(() if task.split or context.place.local_rank else context.place.memory, context.warn),
             Rhythm(0 if task.split else options.memory_every, 0),
             are_finite,

@@ -181,6 +181,7 @@ class ResumableRun:
                     parts.folder(place.run_dir / SNAPSHOTS),
                     max(keep, KEPT) if parts.several else keep,
                     lambda: place.superseded,
+                    context.warn,
                 ),
                 MemoryBuffers(place.memory if parts.in_memory else (), context.warn, parts.sharing),
                 Rhythm("auto" if memory_every is None else memory_every, 0),

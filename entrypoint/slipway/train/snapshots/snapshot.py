@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from slipway.options.paths import require_local
-from slipway.protocol.durable import make_folder, remove_tree, sync_folder, write_file
+from slipway.protocol.durable import clear, hidden, make_folder, sync_folder, write_file
 from slipway.protocol.files import (
     CLEAN,
     LARGEST,
@@ -86,11 +86,13 @@ def save_snapshot(
     keep: int,
     note: Callable[[int], None] = lambda size: None,
     superseded: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write `snapshot` into `folder`, verify it, then delete all but the newest `keep`. Returns its path.
 
     Snapshots of later steps are deleted as well: the job went on from an earlier one because they were damaged.
-    `note` is called with the size of each piece that is written. Raises OSError where it cannot be written, or where the disk
+    `note` is called with the size of each piece that is written, `warn` with a line where an old one cannot be deleted: the next
+    save tries that again. Raises OSError where it cannot be written, or where the disk
     does not give back what was written, and SupersededError where somebody else went on with the run: then nothing was
     changed, or whoever reads passes over what was written (`newest_first`).
     """
@@ -105,7 +107,11 @@ def save_snapshot(
             raise OSError(errno.EIO, f"the data read back from the disk are not what was written: {wrong}") from error
         if superseded():  # a process may be frozen for an hour between any two lines
             raise SupersededError("another launcher has continued this run, so no snapshot is deleted any more")
-        prune(held, snapshot, keep)
+        for left, why in prune(held, snapshot, keep):
+            warn(
+                f"warning: {folder / left} cannot be deleted now ({why}): a process reads it perhaps, or it is protected. "
+                "Training continues, and each later save tries it again"
+            )
     return final
 
 
@@ -116,42 +122,44 @@ def write_snapshot(
     if superseded():
         raise SupersededError("another launcher has continued this run, so no snapshot is written any more")
     for leftover in folder.glob(f".{STEP}*"):
-        remove_tree(leftover)
+        clear(leftover)
     final = folder / snapshot_name(snapshot.step)
-    temporary = folder / f".{final.name}.writing"
+    temporary = hidden(final, "writing")
     try:
         temporary.mkdir()
         with held_folder(temporary) as held:
             write_contents(held, snapshot, note)
     except OSError:
         if not superseded():  # else the other cleared ours away, and this one may be his
-            with suppress(OSError):  # what went wrong first counts
-                remove_tree(temporary)  # a full disk is needed for saying so
+            clear(temporary)  # a full disk is needed for saying so
             raise
     if superseded():
         raise SupersededError("another launcher has continued this run, so this snapshot is not taken")
     if final.exists():  # damaged, or the job would have gone on from it
-        final.rename(folder / f".{final.name}.replaced")
+        final.rename(hidden(final, "replaced"))
     temporary.rename(final)
     sync_folder(folder)
 
 
-def prune(folder: Path, written: Snapshot, keep: int) -> None:
+def prune(folder: Path, written: Snapshot, keep: int) -> list[tuple[str, str]]:
     """Delete all snapshots but the one just `written`, the `keep` - 1 before it, the newest in which no rank had computed wrongly
     (`clean` in its state says until when that is known), and those of later attempts.
 
-    One of the same step that it replaced goes as well.
+    One of the same step that it replaced goes as well. Returns what cannot be deleted now, and why.
     """
-    for replaced in folder.glob(f".{STEP}*.replaced"):
-        remove_tree(replaced)
     snapshots = list_snapshots(folder)
     wanted = [path for path in snapshots if snapshot_step(path) <= written.step][:keep]
     clean = written.state.get("clean", -1)
     wanted += [path for path in snapshots if snapshot_step(path) <= clean][:1]
+    left = []
     for path in snapshots:
         if path not in wanted and snapshot_attempt(path) <= written.attempt:
-            # A half-deleted snapshot must not look like a damaged one.
-            remove_tree(path.rename(folder / f".{path.name}.deleting"))
+            try:  # a half-deleted snapshot must not look like a damaged one
+                path.rename(hidden(path, "deleting"))
+            except OSError as error:
+                left.append((path.name, error.strerror or str(error)))
+    gone = (*folder.glob(f".{STEP}*.replaced*"), *folder.glob(f".{STEP}*.deleting*"))
+    return left + [(path.name, why) for path in gone if (why := clear(path))]
 
 
 class Suspicion(NamedTuple):
@@ -190,7 +198,7 @@ def set_aside(folder: Path, found: Suspicion, *, earlier: bool = False) -> list[
                 continue
             aside = held / f"{SUSPECT}{path.name}"
             if aside.exists():
-                remove_tree(aside)
+                clear(aside.rename(hidden(path, "deleting")))
             (path / WITHDRAWN).unlink(missing_ok=True)  # somebody has renamed it back before
             renamed.append(folder / path.rename(aside).name)
         sync_folder(held)

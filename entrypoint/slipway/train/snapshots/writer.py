@@ -28,9 +28,16 @@ Names = tuple[str, str]  # of a tensor: its file and its own
 class Writer:
     """Writes one snapshot at a time into `folder`, of which the newest `keep` stay there."""
 
-    def __init__(self, folder: Path, keep: int, superseded: Callable[[], bool] = lambda: False) -> None:
-        """Nothing is allocated before the first copy; `superseded` as for `save_snapshot`."""
-        self.folder, self._superseded = folder, superseded
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        superseded: Callable[[], bool] = lambda: False,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Nothing is allocated before the first copy; `superseded` and `warn`, which is called once, as for `save_snapshot`."""
+        self.folder, self._superseded, self._warn = folder, superseded, warn
+        self._warned = False
         self.written = 0  # bytes so far, for whoever waits
         self.seconds = 0.0  # that the last snapshot took to be written
         self._keep = keep
@@ -70,10 +77,15 @@ class Writer:
                 be_humble()
             ready()
             begun = time.monotonic()
-            save_snapshot(self.folder, snapshot, self._keep, self._note, self._superseded)
+            save_snapshot(self.folder, snapshot, self._keep, self._note, self._superseded, self._warn_once)
             self.seconds = time.monotonic() - begun
         except BaseException as error:
             self._error = error
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warn(text)
+        self._warned = True
 
     def _note(self, size: int) -> None:
         self.written += size
