@@ -7,9 +7,10 @@ import datetime
 import enum
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.objects import Objects
 from slipway.train.own.unrepeatable import Structure, explain_unset
-from slipway.train.own.values import from_bytes, pack, to_bytes, unpack
+from slipway.train.own.values import Packing, from_bytes, pack, to_bytes, unpack
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
+from slipway.train.snapshots.state import load_model, versions_of
 from slipway.train.snapshots.tensors import DTYPES
 
 pytestmark = pytest.mark.pull
@@ -32,7 +34,15 @@ pytestmark = pytest.mark.pull
 VALUES: list[Any] = [
     None, True, 0, 2**80, -1.5, math.inf, -math.inf, "ä\n", [], [1, [2]], (1, (2, "x")), {}, {"a": {1: 2}, "b": ()},
     OrderedDict(b=1, a=2), Counter({5: 2, 9: 1}), {"tensor": "no tensor"}, {"mapping": [1]}, torch.Size([2, 3]),
+    defaultdict(list, a=[1]), defaultdict(None, a=1), {"deep": [defaultdict(Counter, {1: Counter("x")})]}, {1: "a", "1": "b"},
 ]  # fmt: skip
+
+
+def form(value: Any) -> Any:
+    """The types of a value and what it contains, and what defaultdicts make."""
+    if isinstance(value, dict):
+        return type(value), getattr(value, "default_factory", None), [(key, form(each)) for key, each in value.items()]
+    return (type(value), [*map(form, value)]) if isinstance(value, list) else isinstance(value, tuple)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -41,9 +51,43 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     packed = json.loads(json.dumps(pack(value, "run.state", tensors), allow_nan=False))
     found = unpack(packed, tensors)
     assert found == value
-    assert isinstance(found, Counter) == isinstance(value, Counter)
-    assert isinstance(found, tuple) == isinstance(value, tuple)
+    assert form(found) == form(value)
     assert from_bytes(to_bytes(value, "it")) == value
+
+
+@pytest.mark.parametrize("make", [list, dict, Counter, lambda: torch.zeros(2), lambda: np.zeros(2)])
+def test_what_has_two_names_comes_back_as_one_thing(make: Callable[[], Any]) -> None:
+    one = make()
+    found = from_bytes(to_bytes({"a": one, "b": [make(), (one, [one])], "c": make()}, "run.state"))
+    assert found["a"] is found["b"][1][0]
+    assert found["a"] is found["b"][1][1][0]
+    assert len({id(each) for each in (found["a"], found["b"][0], found["c"])}) == 3
+
+
+class Loose(dict[str, Any]):
+    """A mapping of a class of its own, whose items are attributes; others have none, and raise KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+class LooseDefault(defaultdict[str, Any]):
+    """A defaultdict of a class of its own."""
+
+
+LOOSE = [(UserDict(), "collections.UserDict"), (ChainMap(), "ChainMap"), (MappingProxyType({}), "mappingproxy"), (Loose(), "Loose"),
+    (LooseDefault(list), "LooseDefault"), (defaultdict(lambda: 1), "factory of its own"), (defaultdict(Loose), "factory of its own")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "said"), LOOSE, ids=[said for _, said in LOOSE])
+def test_a_mapping_that_would_come_back_as_another_is_refused_in_values_and_told_in_states(
+    value: Any, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        pack({"hist": value}, "run.state", {})
+    others: list[str] = []
+    Packing({}, others).pack({"hist": value}, "queue.state_dict()")
+    assert len(others) == 1
+    assert said in others[0]
 
 
 def test_not_a_number_comes_back() -> None:
@@ -152,6 +196,76 @@ def test_what_has_no_state_or_no_name_is_refused(named: dict[str, Any], said: st
     assert said in str(error.value)
 
 
+class Gain(nn.Module):
+    """A module whose first version had twice the weights, as MNASNet's blocks had others."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if metadata.get("version") != 2:
+            state[f"{prefix}gain"] = state[f"{prefix}gain"] / 2
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+class Keeper:
+    """An object of a user's, with models in its state."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        self.models = models
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"all": [model.state_dict() for model in self.models]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for model, each in zip(self.models, state["all"], strict=True):
+            model.load_state_dict(each)
+
+
+def test_modules_know_the_version_of_what_they_load() -> None:
+    def make(gain: float) -> tuple[nn.Module, Objects]:
+        models = [nn.Sequential(nn.Linear(2, 2), Gain()), nn.Sequential(Gain())]
+        nn.init.constant_(models[0][1].gain, gain), nn.init.constant_(models[1][0].gain, gain)  # type: ignore[arg-type]
+        return nn.ModuleList(models), Objects({"model": models[0], "keeper": Keeper(models[1])})
+
+    (old, stored), (new, own) = make(6), make(1)
+    own.load(snapshot_of(stored))
+    assert [each.tolist() for each in new.parameters()] == [each.tolist() for each in old.parameters()]
+    snapshot = snapshot_of(stored)
+    snapshot.state["objects"]["model"][""] = {
+        "mapping": snapshot.state["objects"]["model"][""]["state"][0]
+    }  # as before
+    own.load(snapshot)
+    assert new.get_parameter("0.1.gain").tolist() == [6, 6]
+
+
+def test_fit_loads_a_model_of_the_version_that_it_saved() -> None:
+    model, new = nn.Sequential(nn.Linear(2, 2), Gain()), nn.Sequential(nn.Linear(2, 2), Gain())
+    assert versions_of(model) == {"1": 2}
+    for versions, gain in ({"1": 2}, 1.0), ({}, 0.5), (None, 1.0):
+        load_model(new, Snapshot(1, {"model": {}, "versions": versions}, {"model": model.state_dict()}), {})
+        assert new.get_parameter("1.gain").tolist() == [gain, gain]
+
+
+class Alike:
+    """A key that prints like others."""
+
+    def __repr__(self) -> str:
+        return "key"
+
+
+@pytest.mark.parametrize(
+    "keys", [[Alike(), Alike()], [1, "1"], [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]]
+)
+def test_objects_whose_keys_print_alike_are_all_saved(keys: list[Any]) -> None:
+    old, new = ({key: nn.Linear(1, 1) for key in keys} for _ in range(2))
+    Objects({"models": new}).load(snapshot_of(Objects({"models": old})))
+    assert all(torch.equal(new[key].weight, old[key].weight) for key in keys)
+
+
 def compile_it(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
@@ -174,6 +288,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "compiled around DDP": lambda model: compile_it(DistributedDataParallel(model)),
     "DDP around compiled": lambda model: DistributedDataParallel(compile_it(model)),
     "DDP around a compiled part": lambda model: DistributedDataParallel(compile_a_part(model)),
+    "DDP around a part": lambda model: nn.Sequential(DistributedDataParallel(model[0]), model[1]),  # type: ignore[index]
 }
 
 
@@ -194,7 +309,7 @@ def test_a_model_resumes_from_a_snapshot_in_whichever_wrappers_both_are(group: N
         model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
         wrapped = WRAPPERS[wrapper](model)
         average = torch.optim.swa_utils.AveragedModel(WRAPPERS[wrapper](copy.deepcopy(model)))
-        return wrapped, Objects({"model": wrapped, "averages": [average] if "DDP" not in before + after else None})
+        return wrapped, Objects({"model": wrapped, "averages": [average]})
 
     (old, stored), (new, own) = make(before), make(after)
     x = torch.ones(1, 2)
@@ -202,7 +317,11 @@ def test_a_model_resumes_from_a_snapshot_in_whichever_wrappers_both_are(group: N
         assert not torch.equal(old(x), new(x))
         own.load(snapshot_of(stored))
         assert torch.equal(old(x), new(x))
-    assert all("_orig_mod" not in name for tensors in own.collect()[0].values() for name in tensors)
+    assert all(
+        "_orig_mod" not in name and "module.module" not in name
+        for tensors in own.collect()[0].values()
+        for name in tensors
+    )
 
 
 @pytest.mark.parametrize("style", ["none after", "zeros after", "before backward", "two optimizers"])

@@ -21,7 +21,7 @@ from slipway.train.observe.replay import WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.snapshot import Snapshot
-from slipway.train.snapshots.state import load_model, load_optimizer_state, load_random_states
+from slipway.train.snapshots.state import load_model, load_optimizer_state, load_random_states, versions_of
 
 
 @dataclass
@@ -65,6 +65,7 @@ class TrainingContents:
         return tensors, {
             "workload": training.task.name,
             "model": dict(training.task.description),
+            "versions": versions_of(training.task.model),
             "data": training.task.data,
             "steps": training.total,
             "position": training.position,

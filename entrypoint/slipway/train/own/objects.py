@@ -8,21 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.names import state_of_model, without_wrappers, wrapped_state
 from slipway.train.own.sharding import Layouts, require_known
-from slipway.train.own.values import describe, pack, unpack
+from slipway.train.own.values import Packing, describe, unpack
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import laid_out
 
 Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # also that of a file
-# Classes of accelerate and Lightning Fabric, and where each has what it wraps.
-WRAPPERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer", "_FabricModule": "module"}
 TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
 SHOWN = 3  # differences in a message
-COMPILED = "_orig_mod."  # what torch.compile puts before the names within a module
 
 
 class Objects:
@@ -39,6 +36,7 @@ class Objects:
             for part, each in self.named[name].items():
                 require_known(path(name, part), each)
         self.layouts = Layouts()
+        self.others: list[str] = []  # mappings in their states that come back as plain dictionaries
 
     def of_kind(self, kind: type) -> list[Any]:
         """Return the objects of a class."""
@@ -73,10 +71,11 @@ class Objects:
         tensors: Tensors = {}
         packed: dict[str, Any] = {}
         sharded: dict[str, Any] = {}
+        self.others = []
         for name, parts in self.named.items():
             found: dict[str, torch.Tensor] = {}
             packed[name] = {
-                part: pack(state_of(each), f"{path(name, part)}.state_dict()", found, part)
+                part: Packing(found, self.others).pack(state_of(each), f"{path(name, part)}.state_dict()", part)
                 for part, each in parts.items()
             }
             if parts_of_others := self.layouts.take_parts(found, f"{name}.state_dict()"):
@@ -109,7 +108,7 @@ class Objects:
             states |= {(name, part): unpack(packed, tensors) for part, packed in parts.items()}
         for (name, part), state in states.items():
             if isinstance(model := self.named[name][part], nn.Module):
-                require_fit(path(name, part), state_of(model), without_compiled(state), snapshot.step)
+                require_fit(path(name, part), state_of(model), state, snapshot.step)
         for (name, part), state in states.items():
             load_state(path(name, part), self.named[name][part], state, snapshot.step)
 
@@ -133,7 +132,11 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list | tuple) and not hasattr(value, "state_dict"):
         several = {str(number): each for number, each in enumerate(value)}
     elif isinstance(value, Mapping) and not hasattr(value, "state_dict"):
-        several = {str(key): each for key, each in value.items()}
+        alike = {type(key) for key in value} in (
+            {str},
+            {int},
+        )  # else by position: keys may print alike, such as 1 and "1"
+        several = {str(key) if alike else str(number): each for number, (key, each) in enumerate(value.items())}
     for part, each in several.items():
         if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
             raise ConfigurationError(
@@ -143,29 +146,9 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield part, each
 
 
-def without_wrappers(value: Any) -> Any:
-    """Return what is inside the wrappers of frameworks, DDP and torch.compile, so that names do not depend on these."""
-    while inside := next((WRAPPERS[each.__name__] for each in type(value).__mro__ if each.__name__ in WRAPPERS), ""):
-        value = getattr(value, inside)
-    while isinstance(value, nn.Module):
-        if isinstance(value, DistributedDataParallel | nn.DataParallel):
-            value = value.module
-        elif "_orig_mod" in value._modules:  # torch.compile(model)
-            value = value._modules["_orig_mod"]
-        else:
-            break
-    return value
-
-
 def state_of(value: Any) -> Any:
-    """Return an object's state; that of a model does not tell which of its modules were compiled."""
-    state = value.state_dict()
-    return without_compiled(state) if isinstance(value, nn.Module) else state
-
-
-def without_compiled(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's state with the names that it has without torch.compile, which adds `_orig_mod.` to names."""
-    return {key.replace(COMPILED, ""): value for key, value in state.items()}
+    """Return an object's state; that of a model does not tell what it was wrapped in."""
+    return state_of_model(value) if isinstance(value, nn.Module) else value.state_dict()
 
 
 def path(name: str, part: str) -> str:
@@ -217,8 +200,7 @@ def shapes(state: Mapping[str, Any]) -> dict[str, str]:
 def load_state(name: str, target: Any, state: Any, step: int) -> None:
     """Load a state into an object. Raises ConfigurationError for what the object does not take."""
     if isinstance(target, nn.Module):
-        own, stored = {key.replace(COMPILED, ""): key for key in target.state_dict()}, without_compiled(state)
-        state = {own[key]: value for key, value in stored.items()}
+        state = wrapped_state(target, state)
     if isinstance(target, torch.optim.Optimizer):
         state = {**state, "state": lay_out(target, state["state"])}
         if step:  # else a scheduler that steps first, at the end of an epoch, warns that no optimizer ever did

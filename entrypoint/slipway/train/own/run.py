@@ -147,6 +147,7 @@ class ResumableRun:
         self._before = 0  # steps that were done before this process
         self._iteration = self._lines = self._boundaries = self._postponed = 0
         self._items = 0  # epochs, iterations and batches that this process handed out, the same on all ranks
+        self._checked = False  # whether what run.state held at the first boundary could be saved
         self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
         self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
         self._stopping: str | None = None
@@ -174,6 +175,8 @@ class ResumableRun:
                 "Call slipway.resume alike in all processes: with the same script and the same settings on all nodes.",
             )
             objects.collect()  # refuses now what could not be saved
+            for odd in objects.others:
+                context.say(f"note: {odd}, comes back as a plain dictionary after a restart")
             parts = objects.layouts.divide(context)
             self._snapshots = JobSnapshots(
                 context,
@@ -242,6 +245,8 @@ class ResumableRun:
                 self._boundaries = self._boundaries + 1 if step is None else step - self._before
             self._context.progress(self.step)
             self._context.beat(Phase.TRAIN)
+            if not self._checked:
+                self._checked = bool(pack_plain(self.state, "run.state", {}))  # refuses now what could not be saved
             if self._counted and not self._gradients.stepped:
                 self._unsaved.require_own_steps()
                 return False

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipway.train.own.names import state_of_model
 from slipway.train.own.objects import Objects, shapes
 
 SHOWN = 3  # names in a line
@@ -48,7 +49,7 @@ class Structure:
 def structures(objects: Objects) -> Iterator[tuple[str, Any]]:
     """Yield what decides whether a state can be loaded, by object: shapes of tensors, numbers of parameters."""
     for name, model in objects.named_of_kind(nn.Module).items():
-        yield name, shapes(model.state_dict(keep_vars=True))
+        yield name, shapes(state_of_model(model))  # compiled later, it has the same
     for name, optimizer in objects.named_of_kind(torch.optim.Optimizer).items():
         yield name, [len(group["params"]) for group in optimizer.param_groups]
 

@@ -1,15 +1,17 @@
 """Values of a user's objects as JSON and tensors, and back. Nothing is pickled, so there are values that are refused.
 
 A list stays a list. Everything else that JSON does not have becomes an object with one key, which names its kind:
-`{"tuple": […]}`, `{"mapping": [[key, value], …]}`, `{"tensor": "state.0.exp_avg"}`.
+`{"tuple": […]}`, `{"mapping": [[key, value], …]}`, `{"tensor": "state.0.exp_avg"}`. A list, mapping or array that was met before
+is `{"same": number}`, so that one list under two names comes back as one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,35 +24,19 @@ from slipway.train.snapshots.tensors import DTYPES, safetensors_chunks
 
 ALLOWED = (
     "Allowed are tensors, numbers, strings, None, True and False, numpy's arrays and numbers, and lists, tuples and "
-    "dictionaries of these, with strings or integers as keys."
+    "dictionaries of these (dict, OrderedDict, Counter, defaultdict of a builtin type), with strings or integers as keys."
 )
 DEEPEST = 100  # levels, well below Python's own limit
+FACTORIES = {each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set, Counter, OrderedDict)}
+MAPPINGS = {dict: "mapping", Counter: "counter", OrderedDict: "ordered"}
 
 
-def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], name: str = "", depth: int = 0) -> Any:
+def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], name: str = "") -> Any:
     """Return `value` as JSON; its tensors go into `tensors`, under names that begin with `name`.
 
     Raises ConfigurationError, which names the `path`, for a value that is not allowed.
     """
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, torch.Tensor):
-        return {"tensor": add_tensor(value, path, tensors, name)}
-    if isinstance(value, np.ndarray | np.generic):
-        return pack_array(value, path, tensors, name)
-    if depth == DEEPEST:
-        raise ConfigurationError(f"{path}: more than {DEEPEST} levels, or a value that contains itself. {ALLOWED}")
-    children = children_of(value, path)
-    packed = [
-        [key, pack(child, f"{path}[{json.dumps(key)}]", tensors, f"{name}.{key}" if name else str(key), depth + 1)]
-        for key, child in children
-    ]
-    if isinstance(value, Mapping):
-        return {"counter" if isinstance(value, Counter) else "mapping": packed}
-    parts = [child for _, child in packed]
-    return parts if isinstance(value, list) else {"tuple": parts}
+    return Packing(tensors).pack(value, path, name)
 
 
 def pack_plain(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -61,6 +47,72 @@ def pack_plain(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             f"{path}, {sharded[0]}: a tensor that is spread over ranks, which only objects may have."
         )
     return packed
+
+
+class Packing:
+    """Packs values, and remembers those that may change, by which two names of one value are known."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], others: list[str] | None = None) -> None:
+        """`others`: mappings of other classes are packed as dictionaries and described here; None: they are refused."""
+        self._tensors, self._others = tensors, others
+        self._known: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by identity: the value, so that no other one gets it, and its JSON
+        self._count = 0
+
+    def pack(self, value: Any, path: str, name: str = "", depth: int = 0) -> Any:
+        """See the function."""
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if isinstance(value, torch.Tensor):
+            packed = {"tensor": add_tensor(value, path, self._tensors, name)}
+            self._known[id(value)] = value, packed
+            return packed
+        if isinstance(value, np.ndarray | np.generic):
+            packed = pack_array(value, path, self._tensors, name)
+            return self._note(value, packed) if isinstance(value, np.ndarray) else packed
+        if depth == DEEPEST:
+            raise ConfigurationError(f"{path}: more than {DEEPEST} levels, or a value that contains itself. {ALLOWED}")
+        children = [
+            [key, self.pack(child, f"{path}[{json.dumps(key)}]", f"{name}.{key}" if name else str(key), depth + 1)]
+            for key, child in children_of(value, path)
+        ]
+        if isinstance(value, Mapping):
+            return self._note(value, self._pack_mapping(value, children, path))
+        parts = [child for _, child in children]
+        return self._note(value, parts) if isinstance(value, list) else {"tuple": parts}
+
+    def _note(self, value: Any, packed: Any) -> Any:
+        self._known[id(value)] = value, {"same": self._count}
+        self._count += 1
+        return packed
+
+    def _pack_mapping(self, value: Mapping[Any, Any], items: list[Any], path: str) -> dict[str, Any]:
+        kind = type(value)
+        if kind is OrderedDict and isinstance(metadata := getattr(value, "_metadata", None), Mapping):
+            return {"state": [items, self._pack_metadata(metadata, f"{path}._metadata")]}
+        if kind in MAPPINGS:
+            return {MAPPINGS[kind]: items}
+        odd = f"{path}: {describe(value)}"
+        if kind is defaultdict and isinstance(value, defaultdict):
+            if value.default_factory in (None, *FACTORIES.values()):
+                return {"default": [getattr(value.default_factory, "__name__", None), items]}
+            odd += " with a factory of its own"
+        if self._others is None:
+            raise ConfigurationError(f"{odd}. It would come back as a plain dictionary. {ALLOWED}")
+        self._others.append(odd)
+        return {"mapping": items}
+
+    def _pack_metadata(self, metadata: Mapping[str, Any], path: str) -> list[Any]:
+        """Most of a model's modules have equal ones, which are stored once, with the names of these modules."""
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for module, own in metadata.items():
+            groups.setdefault(repr(own), (own, []))[1].append(module)
+        return [[self.pack(own, f"{path}[{json.dumps(names[0])}]"), names] for own, names in groups.values()]
 
 
 def children_of(value: Any, path: str) -> list[tuple[str | int, Any]]:
@@ -111,44 +163,89 @@ def pack_array(value: Any, path: str, tensors: dict[str, torch.Tensor], name: st
 
 
 def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Undo `pack`; tensors are those of `tensors`. Raises KeyError, ValueError for what `pack` never made."""
-    if isinstance(packed, list):
-        return [unpack(child, tensors) for child in packed]
-    if not isinstance(packed, dict):
-        return packed
-    [(kind, inside)] = packed.items()
-    return UNPACKED[kind](inside, tensors)
+    """Undo `pack`; tensors are those of `tensors`. Raises KeyError, ValueError, IndexError for what `pack` never made."""
+    return Unpacking(tensors).unpack(packed)
 
 
-def unpack_items(items: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str | int, Any]:
-    """Undo `pack` for the items of a mapping."""
-    return {key: unpack(child, tensors) for key, child in items}
+class Unpacking:
+    """Undoes `Packing`."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """`tensors` by the names under which they were packed."""
+        self._tensors = tensors
+        self._made: list[Any] = []  # in the order in which `Packing` counts them
+
+    def unpack(self, packed: Any) -> Any:
+        """See the function."""
+        if isinstance(packed, list):
+            return self._note([self.unpack(child) for child in packed])
+        if not isinstance(packed, dict):
+            return packed
+        [(kind, inside)] = packed.items()
+        return UNPACKED[kind](self, inside)
+
+    def items(self, items: list[Any]) -> dict[str | int, Any]:
+        """The items of a mapping."""
+        return {key: self.unpack(child) for key, child in items}
+
+    def mapping(self, kind: Callable[[Any], Any], items: list[Any]) -> Any:
+        """A mapping that `kind` makes of its items."""
+        return self._note(kind(self.items(items)))
+
+    def state(self, inside: list[Any]) -> Any:
+        """A state of a module, with its metadata."""
+        items, groups = inside
+        state: Any = OrderedDict(self.items(items))
+        state._metadata = OrderedDict()
+        for own, names in groups:
+            own = self.unpack(own)
+            state._metadata.update((name, dict(own)) for name in names)
+        return self._note(state)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor."""
+        return self._tensors[name]
+
+    def array(self, described: list[Any]) -> Any:
+        """One of numpy's arrays."""
+        return self._note(self.scalar(described, whole=True))
+
+    def scalar(self, described: list[Any], whole: bool = False) -> Any:
+        """One of numpy's numbers, or the `whole` array of them."""
+        kind, shape, name = described
+        array = np.frombuffer(self._tensors[name].numpy().tobytes(), np.dtype(kind)).reshape(shape).copy()
+        return array if whole else array[()]
+
+    def same(self, number: int) -> Any:
+        """What was met before."""
+        return self._made[number]
+
+    def _note(self, made: Any) -> Any:
+        self._made.append(made)
+        return made
 
 
-def unpack_array(described: list[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Undo `pack_array` for an array."""
-    kind, shape, name = described
-    return np.frombuffer(tensors[name].numpy().tobytes(), np.dtype(kind)).reshape(shape).copy()
-
-
-UNPACKED: Mapping[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
-    "float": lambda text, _: float(text),
-    "tensor": lambda name, tensors: tensors[name],
-    "tuple": lambda parts, tensors: tuple(unpack(part, tensors) for part in parts),
-    "mapping": unpack_items,
-    "counter": lambda items, tensors: Counter(unpack_items(items, tensors)),
-    "array": unpack_array,
-    "scalar": lambda described, tensors: unpack_array(described, tensors)[()],
+UNPACKED: Mapping[str, Callable[[Unpacking, Any], Any]] = {
+    "float": lambda _, text: float(text),
+    "tensor": Unpacking.tensor,
+    "tuple": lambda own, parts: tuple([own.unpack(part) for part in parts]),
+    "mapping": lambda own, items: own.mapping(dict, items),
+    "counter": lambda own, items: own.mapping(Counter, items),
+    "ordered": lambda own, items: own.mapping(OrderedDict, items),
+    "default": lambda own, inside: own.mapping(partial(defaultdict, FACTORIES.get(inside[0])), inside[1]),
+    "state": Unpacking.state,
+    "array": Unpacking.array,
+    "scalar": Unpacking.scalar,
+    "same": Unpacking.same,
 }
 
 
 def to_bytes(value: Any, path: str) -> torch.Tensor:
-    """Return a value that `pack` takes as one uint8 tensor of shape (bytes,)."""
+    """Return a value as one uint8 tensor of shape (bytes,); mappings of other classes as dictionaries. Raises as `pack` does."""
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(pack_plain(value, path, tensors)).encode()
-    tensors = {f"t.{name}": tensor for name, tensor in tensors.items()} | {
-        "json": torch.tensor(list(text), dtype=torch.uint8)
-    }
+    text = json.dumps(Packing(tensors, []).pack(value, path)).encode()
+    tensors = {f"t.{name}": tensor for name, tensor in tensors.items()}
+    tensors["json"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return torch.frombuffer(bytearray(b"".join(safetensors_chunks(tensors))), dtype=torch.uint8)
 
 

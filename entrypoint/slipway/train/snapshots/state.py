@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,7 @@ def other_random_states() -> dict[str, torch.Tensor]:
     }
 
 
+USUAL = 1  # version of a module's state, unless its class says otherwise
 MERSENNE = "MT19937"  # numpy's global generator, unless somebody replaced it by one whose state has another form
 WORDS = 624  # of its state
 
@@ -129,4 +131,22 @@ def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, A
     if other:
         wanted = ", ".join(f"{name} {value}, not {description.get(name)}" for name, value in other.items())
         raise ConfigurationError(f"The snapshot at step {snapshot.step} holds another model: {wanted}.")
-    model.load_state_dict(snapshot.tensors["model"])
+    model.load_state_dict(with_versions(snapshot.tensors["model"], snapshot.state.get("versions"), model))
+
+
+def versions_of(model: nn.Module) -> dict[str, Any]:
+    """Return the version that a module's part of the model's state has, by the module's name, where it is not the usual one."""
+    versions = {name: own.get("version") for name, own in getattr(model.state_dict(), "_metadata", {}).items()}
+    return {name: version for name, version in versions.items() if version != USUAL}
+
+
+def with_versions(
+    tensors: Mapping[str, torch.Tensor], versions: Mapping[str, Any] | None, model: nn.Module
+) -> Mapping[str, torch.Tensor]:
+    """Return a state that says of which version each module's part is, as `load_state_dict` needs it: a module may convert what
+    an older version of it saved. `versions`: what `versions_of` returned; None: those of the model itself.
+    """
+    state: Any = OrderedDict(tensors)
+    own = getattr(model.state_dict(), "_metadata", {})
+    state._metadata = own if versions is None else {name: {"version": versions.get(name, USUAL)} for name in own}
+    return state  # type: ignore[no-any-return]
