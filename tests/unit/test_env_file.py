@@ -1,10 +1,13 @@
 """Our lines of a `.env` file are those that docker, compose and python-dotenv read alike; others are passed over unread."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_ins import Slipway
 
 from slipway.launch.resolve.sources import read_all_values, split_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
@@ -157,3 +160,48 @@ VISIBLE = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_cha
 @given(value=st.lists(VISIBLE, min_size=1).map(" ".join))
 def test_what_is_accepted_is_read_as_it_stands(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
     assert read(tmp_path_factory.mktemp("env"), f"WORKLOAD={value}\n") == {"WORKLOAD": value}
+
+
+ME, HOST, OTHER = 0, 1000, 65_534
+# Who runs, whose are the file, the folder and a link to the file, both modes, and why the file is refused.
+OWNERS = {
+    "mine": (ME, ME, ME, None, 0o755, 0o644, ""),
+    "mine, the group's as well (umask 002, fsGroup)": (ME, ME, ME, None, 0o775, 0o664, ""),
+    "mine in a folder of all": (HOST, HOST, ME, None, 0o1777, 0o644, ""),
+    "root's (a ConfigMap)": (HOST, ME, ME, None, 0o777, 0o644, ""),
+    "the host's user's in the image's /workspace": (ME, HOST, HOST, None, 0o755, 0o644, ""),
+    "another user's of the image in /workspace": (OTHER, HOST, HOST, None, 0o755, 0o600, ""),
+    "a link of mine (compose/.env)": (ME, ME, ME, ME, 0o755, 0o644, ""),
+    "a foreign one in /tmp": (ME, OTHER, ME, None, 0o1777, 0o644, "belongs to user 65534"),
+    "a foreign one in a folder of the group": (HOST, OTHER, ME, None, 0o775, 0o644, "belongs to user 65534"),
+    "of one owner with a folder of all, as unmapped users look": (ME, OTHER, OTHER, None, 0o1777, 0o644, "belongs to user"),
+    "a foreign link to mine": (ME, ME, ME, OTHER, 0o1777, 0o644, "belongs to user 65534"),
+    "a link of mine to a foreign one": (ME, OTHER, ME, ME, 0o755, 0o644, "belongs to user 65534"),
+    "mine that all may write": (ME, ME, ME, None, 0o755, 0o666, r"every user may write it \(chmod o-w .env\)"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("case", OWNERS)
+def test_a_file_that_another_user_may_have_put_there_is_refused_unless_somebody_names_it(
+    slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    runs, owner, folder_owner, link_owner, folder_mode, mode, refused = OWNERS[case]
+    file = tmp_path / ("job.env" if link_owner is not None else ".env")
+    file.write_text("SLIPWAY_STORE=file:///nowhere\nCUDA_INJECTION64_PATH=/tmp/evil.so\n")
+    os.chown(file, owner, -1)
+    file.chmod(mode)
+    if link_owner is not None:
+        (tmp_path / ".env").symlink_to("job.env")
+        os.chown(tmp_path / ".env", link_owner, -1, follow_symlinks=False)
+    os.chown(tmp_path, folder_owner, -1)
+    tmp_path.chmod(folder_mode)
+    monkeypatch.setattr(os, "geteuid", lambda: runs)
+    answer = slipway("plan", "linear")
+    assert (answer.code, "evil.so" in answer.out) == ((78, False) if refused else (0, True)), answer.err
+    assert re.search(refused, answer.err)
+    assert ("type --env-file .env" in " ".join(answer.err.split())) is bool(refused)
+    if refused:
+        assert slipway("status").code == 78
+        answer = slipway("plan", "--env-file", ".env", "linear")
+    assert "settings from .env: CUDA_INJECTION64_PATH, SLIPWAY_STORE" in answer.out

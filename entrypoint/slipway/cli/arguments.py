@@ -23,6 +23,7 @@ from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.printable import listed
 
 if TYPE_CHECKING:
     from slipway.options import Options
@@ -104,7 +105,9 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
         stages, accumulate = (options.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
         require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
-    notes = [f"warning: {slip}" for slip in sources.slips]
+    read = listed(sorted(sources.env_file), 10)
+    notes = [f"settings from {sources.env_file_name}: {read}"] if read else []
+    notes += [f"warning: {slip}" for slip in sources.slips]
     notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(program.arguments, program.typed)
     return topology._replace(notes=tuple(notes))

@@ -4,6 +4,7 @@ names look like a mistyped setting. Nothing here changes the process's environme
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -137,7 +138,8 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
             f"--env-file {path}: there is no such file, seen from {Path.cwd()}. Type the path of one, or leave it out for ./.env."
         )
     environ = dict(os.environ)
-    env_file, others = split_env_file(path) if options.get("env_file") or is_file else ({}, {})
+    named = bool(options.get("env_file"))
+    env_file, others = split_env_file(path, named=named) if named or is_file else ({}, {})
     known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
     folder = there and not is_file and path.is_dir() and not (path / "pyvenv.cfg").exists()
     no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
@@ -157,18 +159,18 @@ _COMPOSE = ("IMAGE", "COMPOSE_FILE")
 _PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
 
 
-def split_env_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], dict[str, str]]:
     """Read a `.env` file without touching the environment: the values for Slipway, and those for others; empty values are left
     out.
 
     Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
     docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
     All others are ignored. Raises LaunchError naming file, line and what to write instead; also for a name in
-    SLIPWAY_… that is no setting.
+    SLIPWAY_… that is no setting, and unless somebody `named` the file, for one that may be another user's.
     """
     values: dict[str, str] = {}
     others: dict[str, str] = {}
-    for binding in _parse(path):
+    for binding in _parse(path, named=named):
         text = binding.original.string.rstrip("\r\n")
         line = re.sub(r"\A(?:[^\S\n]*\n)+", "", text)  # the parser adds empty lines to the one after them
         found = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
@@ -193,16 +195,35 @@ def read_all_values(path: Path) -> dict[str, str]:
     return {binding.key: binding.value for binding in _parse(path) if binding.key and binding.value}
 
 
-def _parse(path: Path) -> "list[Binding]":
+def _parse(path: Path, *, named: bool = True) -> "list[Binding]":
     from dotenv.parser import parse_stream  # 15 ms that a start without a file need not pay
 
     try:
         # Some editors begin a file with a mark, which docker and compose skip.
-        text = path.read_text(encoding="utf-8-sig")
-        return list(parse_stream(StringIO(text)))
+        with path.open(encoding="utf-8-sig") as file:
+            if not named:
+                _require_own(path, os.fstat(file.fileno()))
+            return list(parse_stream(StringIO(file.read())))
     except (OSError, UnicodeDecodeError) as error:
         wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
         raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
+
+
+def _require_own(path: Path, found: os.stat_result) -> None:
+    """Raise LaunchError (78) for a file of the working directory that another user may have put there, or may write.
+
+    The owner of a folder that not everybody may write is trusted with it: a container's root reads what the host's user mounts.
+    """
+    folder = path.absolute().parent.stat()
+    trusted = {0, os.geteuid(), *([] if folder.st_mode & stat.S_IWOTH else [folder.st_uid])}
+    foreign = next((uid for uid in (path.lstat().st_uid, found.st_uid) if uid not in trusted), None)
+    if foreign is None and not found.st_mode & stat.S_IWOTH:
+        return
+    why = f"every user may write it (chmod o-w {path})" if foreign is None else f"it belongs to user {foreign}"
+    raise LaunchError(
+        f"{path.absolute()} is not read: {why}, and it could name code for your job to load. If you trust it, type --env-file "
+        f"{path}. Otherwise remove it, or start in another folder."
+    )
 
 
 def _is_ours(name: str) -> bool:
