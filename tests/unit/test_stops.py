@@ -59,11 +59,38 @@ def test_signals_are_noted_and_wake_whoever_waits(stops: Stops) -> None:
     assert stops.first.name == "SIGTERM"
 
 
-def test_a_hangup_is_a_stop_that_scripts_get_as_sigterm(stops: Stops) -> None:
-    os.kill(os.getpid(), HUP)
+@pytest.mark.parametrize(
+    ("sent", "number", "name"),
+    [
+        (HUP, TERM, "SIGHUP"),
+        (signal.SIGUSR2, USR1, "SIGUSR2"),  # which asks ranks for their stacks
+        (signal.SIGXCPU, TERM, "SIGXCPU"),
+        (signal.SIGALRM, TERM, "SIGALRM"),
+        (signal.SIGRTMIN + 1, TERM, f"signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_a_signal_that_scripts_get_as_another(stops: Stops, sent: int, number: signal.Signals, name: str) -> None:
+    os.kill(os.getpid(), sent)
     assert stops.wait(30)
-    assert [(stop.number, stop.name) for stop in stops.came] == [(TERM, "SIGHUP")]
+    assert [(stop.number, stop.name) for stop in stops.came] == [(number, name)]
     assert stops.word == "stopped"
+
+
+def test_no_signal_that_can_be_caught_ends_the_launcher_without_a_verdict() -> None:
+    crashes = {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+    never = {signal.SIGKILL, signal.SIGSTOP}
+    harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+    stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    of_python = {signal.SIGPIPE, signal.SIGXFSZ}  # which ignores them
+    assert set(module.CAUGHT) == set(signal.valid_signals()) - crashes - never - harmless - stopping - of_python
 
 
 def test_a_hangup_that_is_ignored_on_entry_stays_ignored() -> None:

@@ -29,10 +29,10 @@ class StoppedError(BaseException):
     """Somebody stopped the selftest; no probe that catches errors may hold it up. `code` is the exit code that says so."""
 
     def __init__(self, number: int) -> None:
-        from slipway.launch.attempt.stops import STOP_WORDS
+        from slipway.launch.attempt.stops import STOP_WORDS, read_signal
 
-        kind = signal.Signals(number)
-        super().__init__(kind.name)
+        kind, name = read_signal(number)
+        super().__init__(name)
         self.code = CODE_OF[STOP_WORDS[kind]]
 
 

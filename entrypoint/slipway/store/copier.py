@@ -480,7 +480,7 @@ class CopyService:
 
 def main() -> None:
     """Run the process; its argument is a JSON object. Signals that reach all processes are for the launcher alone."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(NICE)

@@ -5,6 +5,7 @@ workers, and with one launcher per process the workload itself.
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from slipway.protocol.binding import on_cores, own_cores, own_device
 from slipway.protocol.files import LOGS, OUTCOMES
 
 # Children inherit ignored signals. Only coreutils' env (8.31, 2019) sets that between fork and exec without a race.
-IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in STOP_WORDS)}")
+# SIGUSR2 as well: LSF and SGE send it to all processes of a job.
+IGNORING = ("env", f"--ignore-signal={','.join(number.name[3:] for number in (*STOP_WORDS, signal.SIGUSR2))}")
 AGENT = (sys.executable, "-P", "-u", "-m", "slipway.process.agent")
 AGENT_LOG, SPAWN_LOG = "torchrun.log", "spawn.log"
 

@@ -24,6 +24,28 @@ STOP_WORDS = {
     signal.SIGHUP: Word.STOPPED,  # a terminal that was closed, a connection that was lost
     signal.SIGINT: Word.CANCELLED,
 }
+# What others that would end the launcher amount to. LSF and SGE send USR2 before a limit; in ranks it asks for their stacks. XCPU
+# is a limit of processor time. What tells of a crash (SIGSEGV) is none, and real-time signals have no names.
+AMOUNTS_TO = {
+    signal.SIGHUP: signal.SIGTERM,  # scripts that save when they are stopped handle SIGTERM
+    signal.SIGUSR2: signal.SIGUSR1,
+    **dict.fromkeys(
+        (
+            *(
+                signal.SIGXCPU,
+                signal.SIGALRM,
+                signal.SIGVTALRM,
+                signal.SIGPROF,
+                signal.SIGQUIT,
+                signal.SIGPWR,
+                signal.SIGIO,
+            ),
+            *(signal.SIGSTKFLT, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)),
+        ),
+        signal.SIGTERM,
+    ),
+}
+CAUGHT = tuple(dict.fromkeys((*STOP_WORDS, *AMOUNTS_TO)))
 SAME_STOP = 5.0  # s; requests this close count as one: a Slurm time limit sends two signals
 TICK = 0.5  # s between two checks of the clock and of files
 LEAVE = 5.0  # s before a machine goes away by which its node should have left, with its verdict written
@@ -44,15 +66,24 @@ class Stop(NamedTuple):
     notice: bool = False
 
 
-def catch_stops(handler: Callable[[int, FrameType | None], object]) -> dict[signal.Signals, Any]:
+def catch_stops(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
     """Catch the signals that stop a job, but for a SIGHUP that is ignored already (nohup). Returns the handlers of before."""
     spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    return {number: signal.signal(number, handler) for number in STOP_WORDS if number not in spared}
+    return {number: signal.signal(number, handler) for number in CAUGHT if number not in spared}
+
+
+def read_signal(number: int) -> tuple[signal.Signals, str]:
+    """The stop that a signal amounts to, and the signal's name."""
+    amounts = signal.Signals(AMOUNTS_TO.get(number, number))
+    try:
+        return amounts, signal.Signals(number).name
+    except ValueError:
+        return amounts, f"signal {number}"
 
 
 def turn_deaf() -> None:
     """Ignore stops from here on: the job is over, and one that comes late must not turn its exit code into a signal's."""
-    for number in STOP_WORDS:
+    for number in CAUGHT:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -75,9 +106,7 @@ class Stops:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        kind = signal.Signals(number)
-        # Scripts that save when they are stopped handle SIGTERM.
-        self.came.append(Stop(time.monotonic(), signal.SIGTERM if kind == signal.SIGHUP else kind, kind.name))
+        self.came.append(Stop(time.monotonic(), *read_signal(number)))
 
     def announce(self, name: str, left: float | None) -> None:
         """Take an interruption notice: this machine goes away, in so many seconds if that is known. From any thread."""
