@@ -1,6 +1,5 @@
 """A stage for rendezvous: launchers as threads, a bare client that may misbehave, and what each of them saw."""
 
-import hmac
 import socket
 import sys
 import threading
@@ -11,9 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.rendezvous.authentication import Session, key_of
 from slipway.launch.rendezvous.codec import decode, encode
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import AttemptStart, Hello, Here, NodeInfo, Ping, Pong, Probe, Probed, Start
+from slipway.launch.rendezvous.messages import (
+    AttemptStart,
+    Greeting,
+    Hello,
+    Here,
+    NodeInfo,
+    Ping,
+    Pong,
+    Probe,
+    Probed,
+    Proof,
+    Start,
+)
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.rendezvous.server import Rule
 from slipway.launch.verdict.restarts import Ending
@@ -117,6 +129,7 @@ class Client:
     def __init__(self, port: int) -> None:
         self.socket = wait_until(lambda: connection_to(port), f"a listener on port {port}")
         self._file = self.socket.makefile("rb")
+        self._session: Session | None = None
 
     def __enter__(self) -> "Client":
         return self
@@ -127,17 +140,33 @@ class Client:
 
     def receive(self) -> Any:
         """The next message; None at the end of the connection."""
-        line = self._file.readline()
-        return decode(line) if line else None
+        line = self.receive_line()
+        text = self._session.open(line) if self._session else line[line.find(b"{") :]
+        return decode(text) if line else None
+
+    def receive_line(self) -> bytes:
+        """The next line as it comes."""
+        return self._file.readline()
+
+    def seal(self, *messages: Any) -> bytes:
+        """Messages as the bytes that are sent next."""
+        lines = map(encode, messages)
+        return b"".join(self._session.seal(line) if self._session else line for line in lines)
 
     def send(self, message: Any) -> None:
-        self.socket.sendall(encode(message))
+        self.socket.sendall(self.seal(message))
+
+    def authenticate(self, token: str = "") -> None:
+        """Exchange nonces and hear node 0's proof; from then on messages are sealed."""
+        nonce, greeting = "0" * 32, self.receive()
+        self.send(Greeting(nonce))
+        self._session = Session(key_of(token), listener=greeting.nonce, connector=nonce, listens=False)
+        assert self.receive() == Proof()
 
     def introduce(self, info: NodeInfo, *, process: str = "p", token: str = "", clock: float = 0.0, **more: Any) -> Any:
-        """Greeting, hello with `more` fields, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
-        challenge = self.receive().challenge
-        proof = hmac.digest(token.encode(), challenge.encode(), "sha256").hex()
-        self.send(Hello(proof, process, time.time() + clock, 1, "k", info, **more))
+        """Proofs, hello with `more` fields, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""
+        self.authenticate(token)
+        self.send(Hello(process, time.time() + clock, 1, "k", info, **more))
         return self.receive()
 
     def wait_for(self, kind: type) -> Any:
@@ -165,9 +194,8 @@ def take_part(client: Client, node_rank: int = 1, nodes: int = 2, clock: float =
 def answer_neighbour(client: Client, info: NodeInfo, clock: float = 0.0) -> Probed:
     """Take part until the neighbour has visited, and return what is to be told of the own visit."""
     door = socket.create_server((LOOPBACK, 0))
-    challenge = client.receive().challenge
-    proof = hmac.digest(b"", challenge.encode(), "sha256").hex()
-    client.send(Hello(proof, "p", time.time() + clock, door.getsockname()[1], "k", info))
+    client.authenticate()
+    client.send(Hello("p", time.time() + clock, door.getsockname()[1], "k", info))
     probe = client.wait_for(Probe)
     with door, door.accept()[0] as visitor:
         visitor.recv(1000)

@@ -10,7 +10,6 @@ from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.client import STOPS
-from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.verdict.verdict import Outcome
 
@@ -25,7 +24,7 @@ def test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_i
     with Client(port) as leaver:
         probed = answer_neighbour(leaver, make_info(1, 2))
         time.sleep(0.5)  # node 0's own answer comes first, so that these two complete the test
-        leaver.socket.sendall(encode(probed) + encode(wire.Stopping("SIGTERM", "SIGTERM")))
+        leaver.socket.sendall(leaver.seal(probed, wire.Stopping("SIGTERM", "SIGTERM")))
         assert leaver.wait_for(wire.End).code == 75
         node0.join(60)
     assert node0.begun is not None

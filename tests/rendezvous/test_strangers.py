@@ -5,25 +5,31 @@ import gc
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from stage import LOOPBACK, Client, Launcher, make_info, play
+from stage import LOOPBACK, Client, Launcher, make_info, make_outcome, play
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import server
-from slipway.launch.rendezvous.codec import LINE_BYTES, encode
+from slipway.launch.rendezvous.authentication import Session, key_of
+from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
+from slipway.launch.verdict.restarts import Ending
+from slipway.launch.verdict.verdict import judge
+from slipway.protocol.decoding import MalformedError
 
 Make = Callable[..., Launcher]
-HELLO = encode(wire.Hello("p", "p", 0.0, 1, "k", make_info(1, 2)))
+GREETING = encode(wire.Greeting("0" * 32))
+HELLO = encode(wire.Hello("p", 0.0, 1, "k", make_info(1, 2)))
 
 
 @contextmanager
-def waiting_node_0(launcher: Make) -> Iterator[Launcher]:
+def waiting_node_0(launcher: Make, token: str = "") -> Iterator[Launcher]:
     """Node 0 of two waits inside the block; afterwards node 1 comes, and both must agree and finish."""
-    launchers = [launcher(rank, 2, timeout=120.0) for rank in range(2)]
+    launchers = [launcher(rank, 2, timeout=120.0, token=token) for rank in range(2)]
     launchers[0].start()
     Client(launchers[0].port).socket.close()
     yield launchers[0]
@@ -53,13 +59,15 @@ def answer_to(port: int, data: bytes, *, hang_up: bool = False) -> list[object]:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not a line of JSON"),
         (b"\x16\x03\x01\x02\x00\x01\n", "not a line of JSON"),
         (b"{}\n", "not a message of Slipway"),
-        (b'{"rendezvous":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 2 here"),
+        (b'{"rendezvous":9,"type":"hello"}\n', "another version's launcher: protocol 9 there, 3 here"),
         (HELLO[:-20] + b"\n", "not a line of JSON"),
         (HELLO.replace(b'"attempt":0', b'"attempt":9007199254740991'), "impossible attempt: 9007199254740991"),
         (HELLO.replace(b'"failures":0', b'"failures":-1'), "impossible failures: -1"),
-        (encode(wire.Ping()), "not a hello"),
+        (encode(wire.Ping()), "not a greeting"),
         (b"x" * (LINE_BYTES * 2), f"more than {LINE_BYTES} bytes in one line"),
-        (HELLO, "SLIPWAY_TOKEN differs"),
+        (HELLO, "not a greeting"),
+        (GREETING.replace(b"00", b"", 1), "impossible nonce"),
+        (GREETING + HELLO, "SLIPWAY_TOKEN differs"),
     ],
 )
 def test_garbage_is_answered_in_words(launcher: Make, data: bytes, said: str) -> None:
@@ -82,7 +90,7 @@ def test_a_launcher_that_sends_garbage_is_removed_and_the_rendezvous_goes_on(lau
     with waiting_node_0(launcher) as node0, Client(node0.port) as turncoat:
         assert isinstance(turncoat.introduce(make_info(1, 2)), wire.Welcome)
         turncoat.socket.sendall(b"\0" * 100 + b"\n")
-        assert turncoat.wait_for(wire.Refused).reason.startswith("not a line of JSON")
+        assert turncoat.wait_for(wire.Refused).reason.startswith("a message was changed")
 
 
 def test_a_hello_that_comes_drop_by_drop_is_cut_off(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +112,8 @@ def is_taken(connection: socket.socket) -> bool:
 def test_strangers_leave_a_bounded_number_of_lines(launcher: Make) -> None:
     with waiting_node_0(launcher) as node0:
         for number in range(60):
-            answer_to(node0.port, b'{"rendezvous":2,"type":"%d"}\n' % number)
-            answer_to(node0.port, b'{"rendezvous":%d,"type":"hello"}\n' % (number + 3))
+            answer_to(node0.port, b'{"rendezvous":3,"type":"%d"}\n' % number)
+            answer_to(node0.port, b'{"rendezvous":%d,"type":"hello"}\n' % (number + 4))
         assert len(node0.lines) < 40
 
 
@@ -199,3 +207,89 @@ def test_a_launcher_that_reads_nothing_does_not_hold_up_the_others(launcher: Mak
     play(launchers[1], launchers[2])
     launchers[0].join(20)
     assert [one.code for one in launchers] == [0, 0, 0]
+
+
+@contextmanager
+def false_node_0(port: int, *messages: object, token: str | None = None) -> Iterator[list[bytes]]:
+    """Somebody listens where node 0 is expected, who knows another token or none, and sends these messages to whoever comes;
+    what it receives.
+    """
+    received: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as file, suppress(OSError):
+            connection.sendall(GREETING)
+            theirs = decode(file.readline()).nonce
+            session = Session(key_of(token or ""), listener="0" * 32, connector=theirs, listens=True)
+            for line in map(encode, (wire.Proof(), *messages)):
+                connection.sendall(line if token is None else session.seal(line))
+            received.extend(file)
+
+    with socket.create_server((LOOPBACK, port)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    answer(listener.accept()[0])
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield received
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("token", [None, "", "another one"])
+def test_a_launcher_with_a_token_follows_no_node_0_that_does_not_prove_it(
+    launcher: Make, port: int, token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It neither ends with what that one says nor tells it anything, and finds the right one afterwards."""
+    monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
+    good = make_outcome(0)
+    lies = (wire.Welcome(60.0, "liar", 30.0), Ending(judge((good,))), wire.End(78, ("no",)), wire.Refused(78, "no"))
+    launchers = [launcher(rank, 2, token="a token that nobody guesses") for rank in range(2)]
+    with false_node_0(port, *lies, token=token) as received:
+        launchers[1].start()
+        wait_until(lambda: received, "an answer to the false node 0")
+        wait_until(lambda: "SLIPWAY_TOKEN" in launchers[1].log, lambda: f"a line about it: {launchers[1].log}")
+    assert {decode(line).__class__ for line in received} == {wire.Refused}
+    play(launchers[0])
+    launchers[1].join(20)
+    assert [one.code for one in launchers] == [0, 0], launchers[1].log
+
+
+def test_a_relayed_greeting_proves_nothing(launcher: Make) -> None:
+    """The attacker has node 1 connect to it, and passes on what it says as its own, with a message of its own at the end."""
+    with waiting_node_0(launcher, token="a token that nobody guesses") as node0, Client(node0.port) as attacker:
+        greeting = attacker.receive()
+        attacker.send(wire.Greeting(greeting.nonce))  # sent back
+        proof = attacker.receive_line()
+        for line in (proof, proof.partition(b" ")[0] + b" " + HELLO):
+            attacker.socket.sendall(line)
+        wait_until(lambda: "SLIPWAY_TOKEN differs" in node0.log, lambda: node0.log)
+
+
+@pytest.mark.parametrize("code", [0, 3, -1])
+def test_an_end_or_a_refusal_has_the_code_of_a_failure(code: int) -> None:
+    for message in (b'"end","code":%d,"lines":[]', b'"refused","code":%d,"reason":"","again":false'):
+        with pytest.raises(MalformedError, match="impossible exit code"):
+            decode(b'{"rendezvous":3,"type":' + message % code + b"}")
+
+
+def test_only_a_job_with_spare_nodes_can_be_led_by_another_node(launcher: Make) -> None:
+    """Without a token, one line took over every job that waited."""
+    with waiting_node_0(launcher) as node0, Client(node0.port) as liar:
+        liar.authenticate()
+        liar.send(wire.Led(make_info(1, 2, nonce="n"), LOOPBACK, 4242))
+        assert liar.receive_line() == b""
+        assert "leads the job" not in node0.log
+
+
+def test_whoever_opens_most_connections_loses_them_first(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow launcher keeps its place beside a flood from another address."""
+    monkeypatch.setattr(server, "HELLO_SECONDS", 10 * PATIENCE)
+    with waiting_node_0(launcher) as node0, ExitStack() as stack, Client(node0.port) as slow:
+        flood = [
+            stack.enter_context(socket.create_connection((LOOPBACK, node0.port), 5, ("127.0.0.2", 0)))
+            for _ in range(600)
+        ]
+        wait_until(lambda: sum(map(_is_closed, flood)) >= 600 - 2 - server.STRANGERS, "the end of the oldest")
+        assert isinstance(slow.introduce(make_info(1, 2)), wire.Welcome)

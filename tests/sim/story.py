@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from attacker import Attacker
 from rules import SLACK
 from virtual_launcher import CLOUDS, WINDOW, Launcher, Order
 from world import World
@@ -868,6 +869,25 @@ def ask_to_stop(launcher: Launcher) -> None:
     """Send SIGTERM to a launcher."""
     launcher.world.log(launcher.process.name, "SIGTERM")
     launcher.stops.came.append(Stop(launcher.clock.monotonic(), signal.SIGTERM, "SIGTERM"))
+
+
+async def attacked(world: World) -> list[Job]:
+    """A job with a token, with or without spare nodes. Somebody who does not know the token (attacker.py) changes nothing."""
+    dice = world.dice
+    order = dataclasses.replace(
+        dice.choice((draw_order("trainer", dice), draw_spared(dice))), token="correct horse battery"
+    )
+    job, attacker = Job(world, order), Attacker(world, order)
+    harms = [Harm(job).strike() for _ in range(dice.choice((0, 0, 1)))]
+    for rank in dice.sample(range(order.nodes + order.spares), order.nodes + order.spares):
+        await asyncio.sleep(dice.uniform(0, 10))
+        job.start(rank)
+    await asyncio.gather(*harms)
+    job.attempts = 0 if harms else 1
+    while not any(one.done for one in job.current.values()):
+        await asyncio.sleep(1)
+    attacker.end()
+    return [job]
 
 
 STORIES = (

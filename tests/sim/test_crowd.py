@@ -64,6 +64,6 @@ def test_four_times_as_many_launchers_cost_four_times_as_much(costs: list[dict[s
     assert many.busy / MANY <= 1.1 * few.busy / FEW
 
 
-def test_agreement_takes_six_messages_for_each_launcher(costs: list[dict[str, Cost]]) -> None:
-    """Greeting, hello, welcome, probe, what it found, start. Node 0 visits its neighbour, and is visited: four more."""
-    assert [cost["agreement"].messages for cost in costs] == [6 * FEW + 4, 6 * MANY + 4]
+def test_agreement_takes_eight_messages_for_each_launcher(costs: list[dict[str, Cost]]) -> None:
+    """Two greetings, proof, hello, welcome, probe, what it found, start. Node 0 visits its neighbour, and is visited: four more."""
+    assert [cost["agreement"].messages for cost in costs] == [8 * FEW + 4, 8 * MANY + 4]

@@ -16,7 +16,20 @@ from pathlib import Path
 
 import pytest
 from simulate import replay, simulate
-from story import WITH_SPARES, Job, Story, bereaved, hurried, in_turn, overlooked, stunned, two_leaders, unheard, woken
+from story import (
+    WITH_SPARES,
+    Job,
+    Story,
+    attacked,
+    bereaved,
+    hurried,
+    in_turn,
+    overlooked,
+    stunned,
+    two_leaders,
+    unheard,
+    woken,
+)
 from stub_processes import SOURCES
 from virtual_launcher import Order
 from world import World
@@ -37,6 +50,12 @@ def test_no_rule_is_broken(first: int, tmp_path: Path) -> None:
 def test_no_rule_is_broken_in_jobs_with_spare_nodes(first: int, tmp_path: Path) -> None:
     """A third of the seeds."""
     play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, *WITH_SPARES)
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, 5 * CHUNK))
+def test_somebody_without_the_token_changes_nothing(first: int, tmp_path: Path) -> None:
+    """A fifth of the seeds."""
+    play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, attacked)
 
 
 @pytest.mark.parametrize("seed", [1001438, 2001363])

@@ -21,14 +21,15 @@ from slipway.launch.verdict.verdict import judge
 from slipway.protocol.causes import Sign
 from slipway.protocol.decoding import MalformedError
 
-HELLO = wire.Hello("proof", "process", 1.5, 4242, "key", make_info(1, 4, gpus=("H200", "H200"), snapshot=7))
+HELLO = wire.Hello("process", 1.5, 4242, "key", make_info(1, 4, gpus=("H200", "H200"), snapshot=7))
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
 EXAMPLES = (
-    wire.Greeting("c0ffee"),
+    wire.Greeting("c0ffee" * 5 + "00"),
+    wire.Proof(),
     HELLO,
     wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),
-    wire.Led("proof", make_info(2, 2, nonce="a1"), "10.0.0.3", 4242),
+    wire.Led(make_info(2, 2, nonce="a1"), "10.0.0.3", 4242),
     wire.Waiting("waiting for nodes"),
     wire.Probe(1, 2, None, 4242, "key", "file", 3),
     wire.Probed(1, "", True),
@@ -115,15 +116,15 @@ def test_a_message_with_a_changed_field_is_malformed_or_well_typed(
     ("line", "said"),
     [
         (b"[" * 60_000, "not a line of JSON"),
-        (b'{"rendezvous":2,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
-        (b'{"rendezvous":2,"type":"here","node_rank":99999999999999999}', "out of range"),
-        (b'{"rendezvous":2,"type":"here","node_rank":true}', "not of type int"),
-        (b'{"rendezvous":2,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
-        (b'{"rendezvous":2,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
-        (b'{"rendezvous":2,"type":"__class__"}', "unknown type"),
-        (b'{"rendezvous":2,"type":["hello"]}', "unknown type"),
-        (b'{"rendezvous":2,"type":"hello"}', "proof is missing"),
-        (b'{"rendezvous":2,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
+        (b'{"rendezvous":3,"type":"here","node_rank":' + b"9" * 5_000 + b"}", "not a line of JSON"),
+        (b'{"rendezvous":3,"type":"here","node_rank":99999999999999999}', "out of range"),
+        (b'{"rendezvous":3,"type":"here","node_rank":true}', "not of type int"),
+        (b'{"rendezvous":3,"type":"welcome","seconds":Infinity,"host":""}', "out of range"),
+        (b'{"rendezvous":3,"type":"welcome","seconds":NaN,"host":""}', "out of range"),
+        (b'{"rendezvous":3,"type":"__class__"}', "unknown type"),
+        (b'{"rendezvous":3,"type":["hello"]}', "unknown type"),
+        (b'{"rendezvous":3,"type":"hello"}', "process is missing"),
+        (b'{"rendezvous":3,"type":"probed","round":1,"trouble":null,"sees":true}', "not of type str"),
         (b"GET / HTTP/1.1", "not a line of JSON"),
         (b'"rendezvous"', "not a message of Slipway"),
     ],
@@ -134,12 +135,12 @@ def test_hostile_lines_are_named(line: bytes, said: str) -> None:
 
 
 def test_another_version_of_the_protocol_is_told_apart() -> None:
-    with pytest.raises(OtherProtocolError, match="protocol 3 there, 2 here"):
-        decode(b'{"rendezvous":3,"type":"greeting","challenge":"x"}')
+    with pytest.raises(OtherProtocolError, match="protocol 2 there, 3 here"):
+        decode(b'{"rendezvous":2,"type":"greeting","challenge":"x"}')
 
 
 def test_escape_sequences_and_lone_surrogates_never_reach_a_terminal() -> None:
-    waiting = decode(b'{"rendezvous":2,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
+    waiting = decode(b'{"rendezvous":3,"type":"waiting","line":"\\u001b[2J\\nred\\ud800"}')
     assert waiting.line == " red\ufffd"
     waiting.line.encode()
 
@@ -157,12 +158,12 @@ def test_a_message_above_the_limit_is_never_sent() -> None:
 
 def test_a_node_info_with_endless_arguments_still_fits_and_still_tells_them_apart() -> None:
     infos = [make_info(0, 2, arguments=("x" * 100_000, tail), gpus=("g" * 9_999,) * 999) for tail in "ab"]
-    assert all(len(encode(wire.Hello("p", "p", 0.0, 1, "k", info))) < LINE_BYTES for info in infos)
+    assert all(len(encode(wire.Hello("p", 0.0, 1, "k", info))) < LINE_BYTES for info in infos)
     assert infos[0].arguments != infos[1].arguments
 
 
 def test_unknown_fields_of_a_known_message_are_ignored() -> None:
-    assert decode(b'{"rendezvous":2,"type":"ping","later":[1]}') == wire.Ping()
+    assert decode(b'{"rendezvous":3,"type":"ping","later":[1]}') == wire.Ping()
 
 
 def test_a_launcher_that_imports_the_rendezvous_has_not_paid_for_asyncio() -> None:

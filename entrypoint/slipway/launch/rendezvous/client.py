@@ -3,7 +3,7 @@ itself, follow what it says.
 """
 
 import asyncio
-import hmac
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.authentication import ForgedError, key_of
 from slipway.launch.rendezvous.codec import OtherProtocolError, stack_dump_line
 from slipway.launch.rendezvous.config import Endpoint, RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import (
@@ -23,6 +24,7 @@ from slipway.launch.rendezvous.connection_errors import (
     SilentError,
     StalledError,
     TryLaterError,
+    UnprovenError,
     connection_failure,
     explain_connection,
 )
@@ -48,6 +50,7 @@ RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again 
 NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of so silent a launcher to another one
 STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
+UNPROVEN_SECONDS = 15.0  # for which whoever answers in node 0's place may be somebody else, who goes away again
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
@@ -73,6 +76,7 @@ class Client:
         self._lost = False  # whether that one was, or left, at the end of the last attempt
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
         self._offered = 0  # the highest number of an attempt that a leader has named: no other leader may give it again
+        self._unproven_since = math.inf  # since when whoever answers where node 0 is found does not know the token
         self._thawed: float | None = None  # since when this launcher runs again, until a leader is heard
         self._began = self._patient = (
             0.0  # when the search for node 0 began, and when it was known last that it is not in vain
@@ -167,6 +171,8 @@ class Client:
             self._patient = now  # the job lives and this launcher has no part in it yet: nobody is missing
         kind, words = connection_failure(error)
         self._turn += kind in ASTRAY
+        if kind != "unproven":
+            self._unproven_since = math.inf
         if kind in LOST and not self._astray.is_set():
             self._astray.set()
             if self._successors and (self._lost or self.endpoint == self._config.endpoint):
@@ -207,9 +213,9 @@ class Client:
             async with asyncio.timeout(GREETING_SECONDS):
                 link = await connect(await self._config.network.resolve(self._config.address), self._config.port)
                 try:
-                    if isinstance(greeting := await link.receive(), wire.Greeting):
-                        link.send(wire.Led(self._prove(greeting), info, *self.endpoint))
-                        await link.close()
+                    await self._authenticate(link)
+                    link.send(wire.Led(info, *self.endpoint))
+                    await link.close()
                 finally:
                     link.cut()
 
@@ -281,12 +287,16 @@ class Client:
                 first = self._turn % len(addresses)
                 link = await connect(addresses[first:] + addresses[:first], endpoint.port)
                 try:
-                    greeting = await link.receive()
+                    await self._authenticate(link)
                     greeted = True
-                    welcome = await self._shake_hands(link, greeting, info, neighbours)
+                    self._unproven_since = math.inf
+                    welcome = await self._shake_hands(link, info, neighbours)
                 except OtherProtocolError as error:
                     link.cut()
                     raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
+                except UnprovenError as error:
+                    await link.close()  # it is told why
+                    raise self._doubt(error, info) from None
                 except BaseException:
                     link.cut()
                     raise
@@ -296,18 +306,27 @@ class Client:
             raise
         return endpoint, link, welcome
 
-    def _prove(self, greeting: wire.Greeting) -> str:
-        """That this launcher knows the token."""
-        return hmac.digest(self._config.token.encode(), greeting.challenge.encode(), "sha256").hex()
+    async def _authenticate(self, link: Link) -> None:
+        """Have the other side prove that it knows the token, before this one does. Raises UnprovenError."""
+        try:
+            await link.authenticate(key_of(self._config.token), self._config.random, listens=False)
+        except ForgedError as error:
+            raise UnprovenError(str(error)) from None
 
-    async def _shake_hands(
-        self, link: Link, greeting: object, info: NodeInfo, neighbours: NeighbourCheck
-    ) -> wire.Welcome:
-        if not isinstance(greeting, wire.Greeting):
-            raise MalformedError("no greeting")
+    def _doubt(self, error: UnprovenError, info: NodeInfo) -> UnprovenError | LaunchError:
+        """What becomes of an answer without a proof: somebody who only came first must not end this launcher, and a launcher
+        whose token is wrong must not wait for long.
+        """
+        now = asyncio.get_running_loop().time()
+        self._unproven_since = min(self._unproven_since, now)
+        if now < self._unproven_since + UNPROVEN_SECONDS:
+            return error
+        return LaunchError(self._explain(*connection_failure(error), info), CONFIGURATION)
+
+    async def _shake_hands(self, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> wire.Welcome:
         me, now = self._config.process, self._config.clock.time()
         known = info, self.door, self._thawed is not None, self._offered
-        link.send(wire.Hello(self._prove(greeting), me, now, neighbours.port, neighbours.key, *known))
+        link.send(wire.Hello(me, now, neighbours.port, neighbours.key, *known))
         answer = await link.receive()
         if isinstance(answer, wire.Led):
             raise self._move(answer)
@@ -346,7 +365,9 @@ class Client:
                         link.send(wire.Pong())
                     elif isinstance(message, wire.Probe):
                         self._offered = max(self._offered, message.attempt)
-                        message = replace(message, address=message.address or endpoint.address)
+                        # The leader has proved itself at this address; the name may lead elsewhere by now.
+                        there = endpoint.address if is_loopback(link.peer) else link.peer
+                        message = replace(message, address=message.address or there)
                         probing.add(asyncio.create_task(neighbours.probe(message, link)))
             self._offered = max(self._offered, message.attempt)  # a spare node was not probed
             self.leader, self.endpoint = welcome.node_rank, endpoint

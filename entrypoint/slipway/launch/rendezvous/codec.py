@@ -13,7 +13,7 @@ from slipway.protocol.decoding import MalformedError
 from slipway.protocol.decoding import decode as decode_object
 from slipway.protocol.printable import one_line
 
-PROTOCOL = 2
+PROTOCOL = 3
 LINE_BYTES = 65_536
 
 

@@ -21,6 +21,10 @@ class OtherJobError(ConnectionError):
     """Node 0 of another job answered."""
 
 
+class UnprovenError(ConnectionError):
+    """Somebody answered who does not prove that it knows SLIPWAY_TOKEN."""
+
+
 class StalledError(ConnectionError):
     """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
 
@@ -73,6 +77,9 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "hung up": {"host": "something else listens there, node 0 is just ending, or a proxy is in between"},
         "stalled": {"host": STALLED},
+        "unproven": {
+            "host": "it is set to another value there, or on only one of the two nodes; or another program took this port first"
+        },
         "another job": {
             "host": "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own"
         },
@@ -82,7 +89,13 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 COMES_AND_GOES = frozenset({"does not resolve", "refused", "unreachable", "timed out"})
 # Kinds after which somebody else may have to lead: node 0 does not answer this launcher at all.
 LOST = COMES_AND_GOES | {"no DNS", "stalled"}
-ASTRAY = ("timed out", "stalled", "hung up", "another job")  # kinds after which a name's next address comes first
+ASTRAY = (
+    "timed out",
+    "stalled",
+    "hung up",
+    "another job",
+    "unproven",
+)  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
 ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"
 
@@ -97,6 +110,8 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
         return "stalled", "it sends a greeting, but then does not answer"
     if isinstance(error, OtherJobError):
         return "another job", str(error)
+    if isinstance(error, UnprovenError):
+        return "unproven", str(error)
     if isinstance(error, SilentError):
         return "timed out", str(error)
     if isinstance(error, ConnectionRefusedError):
@@ -136,6 +151,7 @@ def explain_connection(
         "timed out": f"{place} does not answer",
         "stalled": f"{place} accepts connections, but does not answer",
         "another job": f"{place} leads to {words}",
+        "unproven": f"{place} answers, but does not prove that it knows this launcher's SLIPWAY_TOKEN",
         "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }
     if met and kind in COMES_AND_GOES:

@@ -5,15 +5,20 @@ import contextlib
 import socket
 import threading
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
+from slipway.launch.rendezvous.authentication import NONCE_BYTES, SEAL_BYTES, ForgedError, Session
 from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
 from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.launch.rendezvous.messages import Greeting, Proof, Refused
 from slipway.protocol.decoding import MalformedError
+from slipway.protocol.errors import CONFIGURATION
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 CLOSE_SECONDS = 2.0  # until what is queued was sent, and the peer has closed its side
 BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
+SEALED_BYTES = LINE_BYTES + SEAL_BYTES  # of a line on the wire
 
 
 class Link:
@@ -24,6 +29,30 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._ended = False
+        self._session: Session | None = None  # until both sides have sent a nonce
+
+    async def authenticate(self, key: bytes, random: Random, *, listens: bool) -> None:
+        """Exchange nonces; from then on each message is sealed. The side that `listens` proves first that it knows the `key`.
+
+        It returns on that side before the other one has proved itself, which happens with that one's first message.
+        ForgedError: the listening side does not know the key. MalformedError and OSError as `receive`.
+        """
+        own = random.randbytes(NONCE_BYTES).hex()
+        self.send(Greeting(own))
+        greeting = await self.receive()
+        if not isinstance(greeting, Greeting):
+            raise MalformedError("not a greeting")
+        if listens:
+            self._session = Session(key, listener=own, connector=greeting.nonce, listens=True)
+            self.send(Proof())
+            return
+        self._session = Session(key, listener=greeting.nonce, connector=own, listens=False)
+        try:
+            await self.receive()  # a proof: what it holds besides its seal is of no interest
+        except ForgedError as error:
+            self._session = None  # nothing is proved to a listener that proves nothing
+            self.send(Refused(CONFIGURATION, str(error)))
+            raise
 
     @property
     def peer(self) -> str:
@@ -39,7 +68,7 @@ class Link:
         """The same for a message that is encoded already."""
         if self._ended or self._writer.is_closing():
             return
-        self._writer.write(line)
+        self._writer.write(self._session.seal(line) if self._session else line)
         if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
             self.cut()
 
@@ -48,14 +77,15 @@ class Link:
         await self._writer.drain()
 
     async def receive(self, seconds: float | None = None) -> Any:
-        """The next message. OSError where the connection ended; MalformedError where it holds anything else.
+        """The next message. OSError if the connection ended; MalformedError if it holds anything else (ForgedError: something
+        that the other side has not sent).
 
         SilentError where none comes for so many seconds.
         """
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readuntil(b"\n")
-            return decode(line)
+            return decode(self._session.open(line) if self._session else line)
         except TimeoutError:
             if seconds is None:
                 raise  # the system's own
@@ -101,7 +131,7 @@ async def connect(addresses: Sequence[str], port: int) -> Link:
     for address in addresses[:4]:
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                return Link(*await asyncio.open_connection(address, port, limit=LINE_BYTES))
+                return Link(*await asyncio.open_connection(address, port, limit=SEALED_BYTES))
         except OSError as failure:
             error = failure
     raise error

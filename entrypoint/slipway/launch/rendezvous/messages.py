@@ -10,10 +10,11 @@ from signal import Signals
 
 from slipway.launch.attempt.stops import STOP_WORDS
 from slipway.launch.hangs.stack_dump import StackDump
+from slipway.launch.rendezvous.authentication import NONCE_BYTES
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.protocol.errors import CONFIGURATION, EXITS, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
 from slipway.protocol.printable import one_line
 
@@ -131,20 +132,29 @@ def _bound(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Node 0 to a launcher that connects: what to prove the token against (hex)."""
+    """The first message of each side of a connection: a random number (hex) against which the other one proves the token."""
 
-    challenge: str
+    nonce: str
+
+    def __post_init__(self) -> None:
+        """ValueError for what no launcher sends."""
+        if len(bytes.fromhex(self.nonce)) != NONCE_BYTES:
+            raise ValueError("impossible nonce")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The first sealed message, from the side that listens: its seal proves that it knows the token."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A launcher's answer. `process` names this launcher for its lifetime; `port` and `key` are those of its listener for the
-    neighbour; `door` is the port on which it would lead the others, 0 where it cannot. `frozen`: it did not run for a while, and
-    no leader has welcomed it since. `offered`: the highest number of an attempt that any leader has named to it, in a probe or at
-    a start.
+    """A launcher that connects introduces itself. `process` names this launcher for its lifetime; `port` and `key` are those of
+    its listener for the neighbour; `door` is the port on which it would lead the others, 0 where it cannot. `frozen`: it did not
+    run for a while, and no leader has welcomed it since. `offered`: the highest number of an attempt that any leader has named to
+    it, in a probe or at a start.
     """
 
-    proof: str
     process: str
     clock: float
     port: int
@@ -186,6 +196,10 @@ class Refused:
     reason: str
     again: bool = False
 
+    def __post_init__(self) -> None:
+        """ValueError for what is no failure: the launcher that reads it ends with this code."""
+        _check_failure(self.code)
+
 
 @dataclass(frozen=True)
 class Led:
@@ -194,7 +208,6 @@ class Led:
     From that launcher to whoever listens where node 0 is found, in place of a hello; from there to all that ask.
     """
 
-    proof: str
     info: NodeInfo
     address: str
     port: int
@@ -315,6 +328,15 @@ class End:
     code: int
     lines: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """ValueError for what is no failure: the launcher that reads it ends with this code."""
+        _check_failure(self.code)
+
+
+def _check_failure(code: int) -> None:
+    if code == FINISHED or code not in EXITS:
+        raise ValueError(f"impossible exit code of a failure: {code}")
+
 
 @dataclass(frozen=True)
 class Successor:
@@ -404,7 +426,7 @@ class Pong:
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Greeting, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
+        *(Greeting, Proof, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
         *(Start, Successor, Peer, End, Report, News, Stopping, Ending, Stuck, Moving, Ping, Pong),
     )
 }

@@ -211,7 +211,7 @@ class Rendezvous:
         import asyncio
 
         from slipway.launch.rendezvous.client import Client
-        from slipway.launch.rendezvous.codec import LINE_BYTES
+        from slipway.launch.rendezvous.link import SEALED_BYTES
         from slipway.launch.rendezvous.server import Server
 
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
@@ -226,7 +226,7 @@ class Rendezvous:
             self._client.door = self._socket.getsockname()[1] if self._config.succeeds else 0
             # asyncio listens once more, by default with a backlog of 100: the rest would wait for retransmissions.
             listening = await asyncio.start_server(
-                self._server.converse, sock=self._socket, limit=LINE_BYTES, backlog=BACKLOG
+                self._server.converse, sock=self._socket, limit=SEALED_BYTES, backlog=BACKLOG
             )
             tending = [asyncio.create_task(work) for work in (self._server.beat(), self._client.watch_freezes())]
         self._ready.set_result(None)

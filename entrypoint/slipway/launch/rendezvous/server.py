@@ -3,13 +3,13 @@ their messages.
 """
 
 import asyncio
-import hmac
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous.authentication import key_of
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import SilentError
@@ -103,7 +103,8 @@ class Server:
         # The launchers that were members, each by its last hello, by their node rank, the newest last.
         self._holders: dict[int, list[wire.Hello]] = {}
         self._changed = asyncio.Event()
-        self._strangers: dict[Link, None] = {}
+        self._strangers: dict[str, dict[Link, None]] = {}  # by their address, each in the order in which they came
+        self._pending = 0  # how many these are
         self._open: set[Link] = set()
         self._heard: dict[Link, float] = {}
         self._noted: set[str] = set()
@@ -258,45 +259,54 @@ class Server:
 
     async def _examine(self, link: Link) -> Member | None:
         """Greet, hear the hello, and find out whether it can be a member; None where it was refused."""
-        self._strangers[link] = None
-        if len(self._strangers) > self.config.launchers + STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]  # at once: the next stranger may come before its connection notices
-            oldest.cut()
+        self._make_room(link)
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                challenge, sent = self.config.random.randbytes(16).hex(), self.config.clock.time()
-                link.send(wire.Greeting(challenge))
+                await link.authenticate(key_of(self.config.token), self.config.random, listens=True)
+                sent = self.config.clock.time()
                 hello = await link.receive()
         except TimeoutError:
             raise MalformedError(f"no hello within {HELLO_SECONDS:.0f} s") from None
         finally:
-            self._strangers.pop(link, None)
-        if not isinstance(hello, wire.Hello | wire.Led):
-            raise MalformedError("not a hello")
-        proof = hmac.digest(self.config.token.encode(), challenge.encode(), "sha256").hex()
-        if not hmac.compare_digest(proof.encode(), hello.proof.encode()):
-            self._refuse(link, "SLIPWAY_TOKEN differs from node 0's (or is set on only one of the two).", hello.info)
-            return None
+            self._forget(link)
         if isinstance(hello, wire.Led):
             self._give_way(hello)
             return None
-        # The hello was written between greeting and now: half the round trip is the best guess, as NTP does it.
+        if not isinstance(hello, wire.Hello):
+            raise MalformedError("not a hello")
+        # The hello was written between the proof and now: half the round trip is the best guess, as NTP does it.
         offset = hello.clock - (sent + self.config.clock.time()) / 2
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
         here = is_loopback(link.peer) or hello.process == self.config.process
         return await self._assess(link, Member(hello, None if here else link.peer, offset))
 
+    def _make_room(self, link: Link) -> None:
+        """Note a connection without a hello. If there are too many, the oldest from the address with the most gives way: somebody
+        who opens thousands of connections keeps only launchers of the own machine out.
+        """
+        self._strangers.setdefault(link.peer, {})[link] = None
+        self._pending += 1
+        if self._pending > self.config.launchers + STRANGERS:
+            most = max(self._strangers.values(), key=lambda links: len(links))
+            oldest = next(iter(most))
+            self._forget(oldest)  # at once: the next stranger may come before its connection notices
+            oldest.cut()
+
+    def _forget(self, link: Link) -> None:
+        """A connection has said hello, or has ended."""
+        links = self._strangers.get(link.peer, {})
+        if link in links:
+            del links[link]
+            self._pending -= 1
+        if not links:
+            self._strangers.pop(link.peer, None)
+
     def _give_way(self, led: wire.Led) -> None:
         """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
         membership = self.state.membership
-        if (
-            self.config.node_rank
-            or self.state.running
-            or (membership and not is_same_job(led.info, membership.own, self.config))
-        ):
+        if self.config.node_rank or self.state.running or not self._may_be_led_by(led.info):
             return
-        self.led, self._led_at = replace(led, proof=""), asyncio.get_running_loop().time()
+        self.led, self._led_at = led, asyncio.get_running_loop().time()
         if membership:
             self._note(
                 f"node {led.info.node_rank} ({led.info.host}) leads the job, which runs already: this node joins it"
@@ -304,6 +314,16 @@ class Server:
             self.broadcast(self.led)
             self.state.links, self.state.membership = {}, None
             self.yields()
+
+    def _may_be_led_by(self, info: NodeInfo) -> bool:
+        """Whether a launcher with this info can lead this job: one of another rank, in a job with spare nodes that has begun. Its
+        nonce is that of the job, if any launcher that is here knows it.
+        """
+        membership = self.state.membership
+        if not (self.config.succeeds and 0 < info.node_rank < self.config.launchers and info.nonce):
+            return False
+        known = self.state.nonce or (membership.nonce if membership else "")
+        return known in ("", info.nonce) and (membership is None or is_same_job(info, membership.own, self.config))
 
     async def _assess(self, link: Link, member: Member) -> Member | None:
         """Whether a launcher with the right token can be a member."""

@@ -10,6 +10,7 @@ from slipway.launch.resolve.foreign_values import ForeignValueError, parse_addre
 from slipway.options.paths import parse_path
 from slipway.store.address import SUPPORTED, parse_store
 
+SHORT_TOKEN = 16  # characters; a shorter SLIPWAY_TOKEN may be guessed by somebody who has seen one proof of it
 TOPOLOGICAL = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 
 
@@ -341,7 +342,7 @@ SETTINGS = (
         "",
         "",
         str,
-        "A secret that all nodes of a job share; launchers without it are refused.",
+        f"A secret that all nodes of a job share, at least {SHORT_TOKEN} characters; launchers without it are refused.",
     ),
     Setting(
         "SLIPWAY_METRICS_PORT",

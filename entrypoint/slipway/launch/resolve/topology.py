@@ -27,7 +27,7 @@ from slipway.launch.resolve.placement import (
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
-from slipway.launch.resolve.settings import BY_NAME, TOPOLOGICAL, NodeCount
+from slipway.launch.resolve.settings import BY_NAME, SHORT_TOKEN, TOPOLOGICAL, NodeCount
 from slipway.launch.resolve.sources import Claim, Sources, parse_claim
 from slipway.protocol.binding import write_cores
 from slipway.protocol.errors import LaunchError
@@ -436,6 +436,11 @@ def _notes(
     if not (process.rank if process else _number("RANK", values)):  # it prints them for all
         place = JobShape(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
         notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
+    if nodes > 1 and 0 < len(sources.value("SLIPWAY_TOKEN")) < SHORT_TOKEN:
+        notes.append(
+            f"warning: SLIPWAY_TOKEN has fewer than {SHORT_TOKEN} characters, so somebody in this network may guess it. Make "
+            "one: python -c 'import secrets; print(secrets.token_hex(16))'"
+        )
     if values["WORLD_SIZE"].is_default:
         notes += warn_of_half_start(sources.environ)
     if device == "cpu" and not devices.gpus:
