@@ -140,9 +140,10 @@ class Client:
 
     def receive(self) -> Any:
         """The next message; None at the end of the connection."""
-        line = self.receive_line()
+        if not (line := self.receive_line()):
+            return None
         text = self._session.open(line) if self._session else line[line.find(b"{") :]
-        return decode(text) if line else None
+        return decode(text)
 
     def receive_line(self) -> bytes:
         """The next line as it comes."""

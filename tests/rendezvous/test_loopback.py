@@ -486,7 +486,7 @@ def test_the_rank_of_a_frozen_member_goes_to_the_newcomer(launcher: Make, port: 
 def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
     def greet() -> None:
         with door.accept()[0] as visitor:
-            visitor.sendall(b'{"rendezvous":3,"type":"greeting","challenge":"00"}\n')
+            visitor.sendall(b'{"rendezvous":2,"type":"greeting","challenge":"00"}\n')
             visitor.recv(1)  # until the launcher hangs up
 
     with listen(port) as door:
@@ -494,7 +494,7 @@ def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port
         alone = launcher(1, 2)
         play(alone)
     assert alone.code == CONFIGURATION
-    assert "another version's launcher: protocol 3 there, 2 here" in str(alone.error)
+    assert "another version's launcher: protocol 2 there, 3 here" in str(alone.error)
 
 
 def test_a_port_in_use_ends_node_0_with_78_and_the_holder(launcher: Make, port: int) -> None:
