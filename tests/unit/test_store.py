@@ -7,8 +7,11 @@ import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -826,6 +829,86 @@ def test_who_may_only_read_a_store_begins_no_run_there_and_may_resume_one(
         assert service._answer({"do": "look", "run": run, "workload": "vision"}).get("kind") == new
     assert service._answer({"do": "look", "run": "run"}).get("kind") == known
     assert service._answer({"do": "look", "run": "", "workload": "gpt"})["run"] == "run"
+
+
+class Forgetful(FakeStore):
+    """A server that takes the header If-None-Match and ignores it."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        self.write(name, content)
+        return True
+
+
+@pytest.mark.parametrize("run", ["new", "run"])
+def test_a_store_that_creates_an_object_twice_is_refused_before_anything_begins(tmp_path: Path, run: str) -> None:
+    for store, kind in ((Forgetful(), "refused"), (FakeStore(), None)):
+        service = CopyService(f"file://{tmp_path}", 0.0, 1)
+        service._store = store
+        claim(store, "run", 1, {"nonce": "a"})
+        for _ in range(2):
+            answer = service._answer({"do": "look", "run": run})
+            assert answer.get("kind") == kind
+            assert kind is None or "ignores If-None-Match" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("bulk", "single", "error"),
+    [
+        (501, 204, None),
+        (405, 204, None),
+        (501, 404, None),
+        (501, 403, StoreRefusedError),
+        (405, 503, UnreachableError),
+        (403, 204, StoreRefusedError),
+    ],
+)
+def test_where_a_server_knows_no_request_for_several_objects_each_is_deleted_by_its_own(
+    monkeypatch: pytest.MonkeyPatch, bulk: int, single: int, error: type[StoreError] | None
+) -> None:
+    cloud = pytest.importorskip("slipway.store.cloud")
+    monkeypatch.setattr(cloud, "RETRIES", {"max_retries": 0, "retry_timeout": timedelta(seconds=10)})
+    asked: list[tuple[str, str]] = []
+    with serve_deletes(asked, bulk, single) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        store = open_store(parse_store("s3://bucket/jobs"))
+        for name in ("run/a", "run/b"):
+            if error is None:
+                store.delete([name])
+                continue
+            with pytest.raises(error) as caught:
+                store.delete([name])
+            assert "Signature" not in str(caught.value)
+    assert [method for method, _ in asked].count("POST") == (1 if bulk != 403 else 2), "it is remembered"
+    deleted = [path for method, path in asked if method == "DELETE"]
+    assert deleted == ([] if bulk == 403 else ["/bucket/jobs/run/a", "/bucket/jobs/run/b"])
+
+
+@contextmanager
+def serve_deletes(asked: list[tuple[str, str]], bulk: int, single: int) -> Iterator[dict[str, str]]:
+    """A server that answers deletes so, and the variables that lead to it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._answer(bulk)
+
+        def do_DELETE(self) -> None:
+            self._answer(single)
+
+        def _answer(self, status: int) -> None:
+            asked.append((self.command, self.path.partition("?")[0]))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+        yield keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        server.shutdown()
 
 
 def test_snapshots_that_may_not_be_deleted_are_reported_as_long_as_they_are_there_and_copies_continue(

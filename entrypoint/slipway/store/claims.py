@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.protocol.files import parse_json
-from slipway.store.layout import CLAIM, claim_name
+from slipway.store.layout import CLAIM, WRITABLE, claim_name
 from slipway.store.objects import MissingObjectError, ObjectStore
 
 
@@ -42,6 +42,11 @@ def read_claim(store: ObjectStore, run: str, attempt: int) -> dict[str, Any]:
     except (ValueError, RecursionError, MissingObjectError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def creates_once(store: ObjectStore) -> bool:
+    """Whether an object that is there is not created again, on which all claims rely. Raises StoreError."""
+    return not (store.create(WRITABLE, b"") and store.create(WRITABLE, b""))
 
 
 def claim(store: ObjectStore, run: str, attempt: int, content: Mapping[str, Any]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import obstore
 from obstore import exceptions
@@ -19,7 +22,7 @@ from slipway.store.address import StoreAddress
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore as Bucket
+    from obstore.store import AzureStore, GCSStore, S3Store
 
 CONNECT, REQUEST = timedelta(seconds=10), timedelta(minutes=5)  # a piece at 0.2 MB/s
 # 13 s of pauses in all: on GKE, the metadata server of a new pod, which gives credentials, takes some seconds to answer.
@@ -64,6 +67,8 @@ FINAL = (
 STATUS = re.compile(r"status code: (\d{3})")
 # Of a request that is wrong: 501, and all of 300 to 499 but a time-out, a conflict with another request, and too many of them.
 RETRIED = frozenset({408, 409, 423, 425, 429})
+UNKNOWN_REQUEST = (405, 501)  # of a server that does not know a request
+SIGNED = timedelta(minutes=10)  # for which an address that is signed is valid; clocks differ
 TIMEOUT = "RequestTimeout"  # of S3, with status 400
 
 
@@ -93,10 +98,15 @@ def _is_final(said: str) -> bool:
     return any(word in said for word in FINAL)
 
 
+def _status(said: str) -> int:
+    """The status of an answer, 0 without one."""
+    found = STATUS.search(said)
+    return int(found[1]) if found else 0
+
+
 def _is_wrong(said: str) -> bool:
     """Whether the status of an answer says that the request makes no sense there."""
-    found = STATUS.search(said)
-    status = int(found[1]) if found else 0
+    status = _status(said)
     return (300 <= status < 500 and status not in RETRIED and TIMEOUT not in said) or status == 501
 
 
@@ -126,6 +136,7 @@ class CloudStore:
     def __init__(self, address: StoreAddress, environ: Mapping[str, str] = os.environ) -> None:
         """Nothing is asked of the bucket yet. Raises StoreRefusedError for settings that make no sense."""
         self._prefix, self._name = (f"{address.path}/" if address.path else ""), str(address)
+        self._deletes_signed, self._bundle = False, _bundle(environ)
         self.odd = set[str]()
         try:
             self._bucket = open_bucket(address, environ)
@@ -195,11 +206,36 @@ class CloudStore:
     def delete(self, names: Collection[str]) -> None:
         """As ObjectStore says."""
         with as_store_errors(self._name):
-            for name in names:  # one by one: not every server knows the request for several, and one may be missing
+            for name in names:
+                path = f"{self._prefix}{name}"
                 try:
-                    obstore.delete(self._bucket, f"{self._prefix}{name}")
+                    if not self._deletes_signed:
+                        obstore.delete(self._bucket, path)
+                        continue
                 except FileNotFoundError:
                     continue
+                except exceptions.BaseError as error:
+                    if _status(str(error)) not in UNKNOWN_REQUEST:
+                        raise
+                    self._deletes_signed = True
+                self._delete_signed(path)
+
+    def _delete_signed(self, path: str) -> None:
+        """Delete an object by a request of its own: obstore sends the one for several, which not every server knows."""
+        url = obstore.sign(self._bucket, "DELETE", path, SIGNED)
+        tls = ssl.create_default_context(cafile=self._bundle or None)
+        try:
+            with urlopen(Request(url, method="DELETE"), timeout=REQUEST.total_seconds(), context=tls):  # noqa: S310  # our endpoint
+                return
+        except HTTPError as error:  # never the address, which is a key for its time
+            error.close()
+            if error.code == 404:
+                return
+            refused = _is_wrong(f"status code: {error.code}")
+            kind = StoreRefusedError if refused else UnreachableError
+            raise kind(f"{self._name}: {path} cannot be deleted: {error.code} {error.reason}") from None
+        except OSError as error:
+            raise UnreachableError(f"{self._name}: {path} cannot be deleted: {error}") from None
 
 
 def _facts(meta: Mapping[str, Any]) -> ObjectFacts:
@@ -207,13 +243,18 @@ def _facts(meta: Mapping[str, Any]) -> ObjectFacts:
     return ObjectFacts(meta["size"], (meta["e_tag"] or "").removeprefix("W/").strip('"'))
 
 
-def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> Bucket:
+def _bundle(environ: Mapping[str, str]) -> str:
+    """The file with the certificates of a server's authorities, empty where none is named."""
+    return environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or ""
+
+
+def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> AzureStore | GCSStore | S3Store:
     """The bucket as obstore knows it. Raises what obstore raises, OSError, and StoreRefusedError for an endpoint that is none."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
     _require_clean(PREFIXES[address.scheme], environ)
     client: dict[str, Any] = {"connect_timeout": CONNECT, "timeout": REQUEST}
-    if bundle := environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE"):
+    if bundle := _bundle(environ):
         client["root_certificate"] = Path(bundle).read_bytes()
     endpoint = read_endpoint(address.scheme, environ)
     if endpoint.startswith("http://"):

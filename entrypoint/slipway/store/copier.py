@@ -41,9 +41,9 @@ from slipway.protocol.files import (
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog, Version
-from slipway.store.claims import SupersededAttemptError, claim, highest_claim, read_claim, require_newest
+from slipway.store.claims import SupersededAttemptError, claim, creates_once, highest_claim, read_claim, require_newest
 from slipway.store.download import snapshots_folder
-from slipway.store.layout import RECORDS, WRITABLE, Location, claim_name
+from slipway.store.layout import RECORDS, Location, claim_name
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
@@ -402,9 +402,17 @@ class CopyService:
         """
         run = request.get("run") or self._newest_of(request["workload"])
         number = highest_claim(self.store, run) if run else None
+        exclusive = True
+        with suppress(
+            UnreachableError if number is None else StoreError
+        ):  # full, perhaps: it is tried again; or for reading only
+            exclusive = creates_once(self.store)
+        if not exclusive:
+            raise StoreRefusedError(
+                f"{self._address} wrote an object twice that was to be created once (it ignores If-None-Match), so two jobs "
+                "could own the same run, and one would be lost. Use a store that honours it, or file:///FOLDER"
+            )
         if not run or number is None:
-            with suppress(UnreachableError):  # full, perhaps: it is tried again
-                self.store.create(WRITABLE, b"")
             return {}
         record = read_claim(self.store, run, number).get("run")
         return {"run": run, "attempt": number, "record": record if isinstance(record, dict) else {}}
