@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from json import JSONDecodeError
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,23 @@ def test_an_endpoint_that_is_no_address_is_not_the_proxys_mistake(monkeypatch: p
     assert str(explain_failure(error.value, "acme/tiny", None, "model")).startswith(
         "HF_ENDPOINT 'http://hub.example:port'"
     )
+
+
+def test_a_password_in_the_address_of_the_hub_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from httpx2 import ConnectError, InvalidURL, ReadTimeout
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "https://me:hunter2@hub.example")
+    errors = (
+        ConnectError("to https://me:hunter2@hub.example"),
+        ReadTimeout(""),
+        InvalidURL(""),
+        JSONDecodeError("", "", 0),
+    )
+    for error in errors:
+        explained = explain_failure(error, "acme/tiny", None, "model")
+        assert "https://***@hub.example" in str(explained) or isinstance(error, InvalidURL)
+        assert "hunter2" not in str(explained)
 
 
 def test_a_cache_that_is_only_read_is_named_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,12 @@ def test_another_bucket_or_token_of_google_is_refused(google: Google, monkeypatc
         ("s3://test", {"AWS_ACCESS_KEY_ID": "a\n", "AWS_SECRET_ACCESS_KEY": "b"}, "AWS_ACCESS_KEY_ID has a space or a line break"),
         ("az://test", {"AZURE_STORAGE_ACCOUNT_KEY": " a2V5"}, "AZURE_STORAGE_ACCOUNT_KEY has a space or a line break"),
         ("gs://test", {"GOOGLE_BASE_URL": "ftp://localhost"}, "has to begin with http://"),
+        ("s3://test", {"AWS_ENDPOINT_URL": "http://me:hunter2@localhost:9000"}, "AWS_ENDPOINT_URL has to be the address of a server alone"),
+        ("s3://test", {"AWS_ENDPOINT_URL_S3": "hunter2@localhost"}, "Credentials are set by AWS_ACCESS_KEY_ID and"),
+        ("s3://test", {"AWS_ENDPOINT": "me:hunter2@localhost"}, "without a user, a password"),
+        ("gs://test", {"GOOGLE_BASE_URL": "https://host/?key=hunter2"}, "GOOGLE_BASE_URL has to be the address of a server alone"),
+        ("az://test", {"AZURE_STORAGE_ENDPOINT": "https://a.example/?sv=1&sig=hunter2"}, "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"),
+        ("az://test", {"AZURE_ENDPOINT": "https://a.example/#hunter2"}, "without a user"),
         ("s3://test", {"AWS_CA_BUNDLE": "/nowhere.pem"}, "No such file"),
         ("s3://test", {"AWS_ACCESS_KEY_ID": "a"}, "Missing SecretAccessKey|SecretAccessKey"),
         ("gs://test", {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}, "nowhere"),
@@ -113,8 +119,9 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_asked(
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(StoreRefusedError, match=says):
+    with pytest.raises(StoreRefusedError, match=says) as error:
         open_store(parse_store(address))
+    assert "hunter2" not in str(error.value)
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
@@ -742,6 +749,27 @@ def test_only_an_object_that_is_read_can_be_missing() -> None:
         raise FileNotFoundError(
             "Object at location run/x not found: status code: 404 Not Found: <Code>NoSuchKey</Code>"
         )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Generic S3 error: GET http://me:hunter2@host:9/b/x - Server returned non-2xx status code: 403 Forbidden: ",
+        "Generic Azure error: PUT https://a.blob.core.windows.net/c/x?sv=2022-11-02&sig=hunter2 status code: 507",
+        "Generic GCS error: GET https://host/b?X-Goog-Signature=hunter2&x=1 in 1s - error sending request",
+        "Generic S3 error: error sending request: proxy http://me:hunter2@proxy:3128 refused",
+        f"Generic S3 error: {'x' * 145}http://me:hunter2@host/{'y' * 300}",
+    ],
+)
+def test_what_a_library_says_is_shown_without_the_secrets_in_it(said: str) -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+    from slipway.store.cloud import as_store_errors
+
+    kinds = (exceptions.GenericError, exceptions.PermissionDeniedError, OSError, FileNotFoundError)
+    for kind in (*kinds, type("PanicException", (BaseException,), {})):
+        with pytest.raises(StoreError, match=r"^s3://bucket: ") as error, as_store_errors("s3://bucket"):
+            raise kind(said)
+        assert "hunter2" not in str(error.value)
 
 
 def test_a_library_that_panics_is_an_answer_like_another() -> None:

@@ -18,6 +18,7 @@ import obstore
 from obstore import exceptions
 
 from slipway.protocol.files import LARGEST
+from slipway.protocol.redact import redact
 from slipway.store.address import StoreAddress
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
@@ -121,11 +122,12 @@ def _explain(name: str, error: BaseException) -> str:
 def _short(error: BaseException) -> str:
     """The first line of an error, and the code that the store gave it: obstore adds what Rust knows, and the whole answer.
 
-    Of a long line the middle is left out, which is an address: the status of the answer is at the end.
+    Secrets are taken out: a library shows the address that it asked, with its signature. Of a long line the middle is left out,
+    which is an address: the status of the answer is at the end.
     """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     code = CODE.search(str(error))
-    text = BODY.split(text)[0].rstrip(": ")
+    text = redact("", BODY.split(text)[0].rstrip(": "))
     text = f"{text[:180]}…{text[-120:]}" if len(text) > 300 else text
     return f"{text} ({code[1] or code[2]})" if code else text
 
@@ -291,6 +293,11 @@ def read_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
     """The address of another server than the cloud's own, empty without one. Raises StoreRefusedError where it is no address."""
     for name in ENDPOINTS[scheme]:
         if endpoint := environ.get(name):
+            if {*endpoint} & {*"@?#"}:  # what it was is not repeated: it may be a password
+                raise StoreRefusedError(
+                    f"{name} has to be the address of a server alone, without a user, a password or parameters (?). Credentials "
+                    f"are set by {CREDENTIALS[scheme]}"
+                )
             if not is_web_address(endpoint):
                 raise StoreRefusedError(
                     f"{name}={endpoint} has to begin with http:// or https://, and to name a server"

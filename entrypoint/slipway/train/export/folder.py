@@ -31,7 +31,7 @@ from slipway.protocol.phases import Phase
 from slipway.train.export import gpt, vision
 from slipway.train.export.card import About, write_card
 from slipway.train.export.trained import Trained, publishable, read_trained
-from slipway.train.hub.causes import chain, explain_failure
+from slipway.train.hub.causes import chain, explain_failure, hub_address
 from slipway.train.loop.fit import TrainingResult
 from slipway.train.text.language import LANGUAGE
 from slipway.train.worker.context import Context
@@ -151,7 +151,7 @@ def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
     if not get_token():
         raise ConfigurationError(
             "The Hub takes uploads from accounts only: set HF_TOKEN to a token that may write, or HF_TOKEN_PATH to a file "
-            f"that holds it. Make one at {constants.ENDPOINT}/settings/tokens."
+            f"that holds it. Make one at {hub_address()}/settings/tokens."
         )
     api = HfApi()
     try:
@@ -163,7 +163,7 @@ def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
                 raise ConfigurationError(
                     f"The Hub does not let the owner of the token in use write to {repo} ({cause.response.status_code}). "
                     f"Type a name of your own account's, and use a token that may write: "
-                    f"{constants.ENDPOINT}/settings/tokens"
+                    f"{hub_address()}/settings/tokens"
                 ) from None
         raise explain_failure(error, repo, None, "model") from error
     return str(made)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.mistake import ConfigurationError, ExplainedError, did_you_mean
 from slipway.protocol.printable import listed
+from slipway.protocol.redact import redact
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -52,11 +54,11 @@ def explain_failure(error: Exception, repo: str, revision: str | None, kind: str
             return ConfigurationError(explain_proxy(os.environ))
         if isinstance(cause, InvalidURL | UnsupportedProtocol):
             return ConfigurationError(
-                f"HF_ENDPOINT {constants.ENDPOINT!r} is no address such as https://hub.example; unset or correct it."
+                f"HF_ENDPOINT {hub_address()!r} is no address such as https://hub.example; unset or correct it."
             )
         if isinstance(cause, FileMetadataError | JSONDecodeError):
             return ConfigurationError(
-                f"{constants.ENDPOINT} does not answer as the Hub does; look at HF_ENDPOINT and at the proxy's settings."
+                f"{hub_address()} does not answer as the Hub does; look at HF_ENDPOINT and at the proxy's settings."
             )
         if isinstance(cause, PermissionError) or (isinstance(cause, OSError) and cause.errno == errno.EROFS):
             return ConfigurationError(
@@ -103,6 +105,13 @@ def explain_proxy(environ: Mapping[str, str]) -> str:
     )
 
 
+def hub_address() -> str:
+    """The address of the Hub, without what HF_ENDPOINT may have in it of a user and a password."""
+    from huggingface_hub import constants
+
+    return re.sub(r"://\S*@", "://***@", constants.ENDPOINT)
+
+
 def chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what caused it, outermost first."""
     seen: list[BaseException] = []
@@ -115,7 +124,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def explain_answer(error: HfHubHTTPError, repo: str, revision: str | None, kind: str) -> Exception:
     """What an answer that is no success means."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     code, what = error.response.status_code, KINDS[kind]
@@ -124,7 +133,7 @@ def explain_answer(error: HfHubHTTPError, repo: str, revision: str | None, kind:
         return ConfigurationError(f"The {what} {repo} has no revision {revision}. {revisions(repo, revision, kind)}")
     if isinstance(error, GatedRepoError):
         return ConfigurationError(
-            f"The {what} {repo} is for those who accept its terms: do so at {constants.ENDPOINT}/{repo}, and set HF_TOKEN "
+            f"The {what} {repo} is for those who accept its terms: do so at {hub_address()}/{repo}, and set HF_TOKEN "
             f"to a token of that account. Asked with {token}."
         )
     if isinstance(error, RepositoryNotFoundError):
@@ -134,10 +143,10 @@ def explain_answer(error: HfHubHTTPError, repo: str, revision: str | None, kind:
     if code in (401, 403):
         return ConfigurationError(
             f"The Hub refuses the {what} {repo} ({code}): the token may be wrong, old, or not made for reading it. Make a "
-            f"new one at {constants.ENDPOINT}/settings/tokens. Asked with {token}."
+            f"new one at {hub_address()}/settings/tokens. Asked with {token}."
         )
     if code == 404:
-        return ConfigurationError(f"{error.response.url.path} does not exist at {constants.ENDPOINT}.")
+        return ConfigurationError(f"{error.response.url.path} does not exist at {hub_address()}.")
     if code == 429:
         wait = error.response.headers.get("Retry-After")
         return HubError(
@@ -150,15 +159,14 @@ def explain_answer(error: HfHubHTTPError, repo: str, revision: str | None, kind:
 def explain_silence(error: BaseException) -> str:
     """Why there was no answer, or not all of it."""
     from httpx2 import ConnectError, TimeoutException
-    from huggingface_hub import constants
 
-    causes, hub = list(chain(error)), constants.ENDPOINT
+    causes, hub = list(chain(error)), hub_address()
     unresolved = [cause for cause in causes if isinstance(cause, socket.gaierror)]
     if unresolved:
         return f"The name of the Hub, {hub}, cannot be resolved here ({unresolved[0].strerror}): is there a network, a DNS?"
     if any(isinstance(cause, TimeoutException | TimeoutError) for cause in causes):
         return f"The Hub, {hub}, does not answer in time."
-    last = str(causes[-1]) or type(causes[-1]).__name__
+    last = redact("", str(causes[-1])) or type(causes[-1]).__name__
     if any(isinstance(cause, ConnectError) for cause in causes):
         return f"The Hub, {hub}, cannot be reached ({last})."
     return f"The connection to the Hub, {hub}, was dropped ({last}); nothing of the file was kept. Try again."
