@@ -1,5 +1,8 @@
 """Whom a job that hangs waits for, by where its ranks stand: the pure part."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from slipway.launch.hangs.hang import find_hang, stacks_of
@@ -154,7 +157,10 @@ def test_all_in_the_same_collective_is_nobodys_fault() -> None:
 
 ANSWER = {
     "members": {"0": [0, 1], "1": [1]},
-    "begun": [["0", 3, "all_reduce", [[4]], ["Float"], 1.5, False], ["1", 1, "broadcast", [[2]], ["Long"], 1.0, True]],
+    "begun": [
+        ["0", 3, "all_reduce", [[4]], ["Float"], 1.5, False, False, None],
+        ["1", 1, "broadcast", [[2]], ["Long"], 1.0, True, False, None],
+    ],
     "last": {"0": 3, "1": 7},
     "threads": [["MainThread", True, [["a.py", 1, "f"]]], ["other", False, []]],
 }
@@ -165,7 +171,6 @@ def test_an_answer_is_read() -> None:
     assert one.frames == (Frame("a.py", 1, "f"),)
     assert [str(entry) for entry in one.pending] == ["all_reduce #3"]
     assert one.groups == (group("0", 0, 1, begun=3), group("1", 1, begun=7))
-    assert one.begun("1") == 7
     assert one.calls[0].shape == "Float [4]"
 
 
@@ -185,7 +190,7 @@ def test_a_message_of_a_rank_fits_into_a_line(letter: str) -> None:
         "members": {str(name): [rank * rank for rank in range(name, name + 300)] for name in range(100)},
         "last": {},
         "begun": [
-            [str(number % 100), number, letter * 500, [[10**9] * 90], ["Float"] * 90, 1.5, number % 2 == 0]
+            [str(number % 100), number, letter * 500, [[10**9] * 90], ["Float"] * 90, 1.5, number % 2 == 0, False, None]
             for number in range(3000)
         ],
         "threads": [["MainThread", True, [[letter * 5000, 10**6, letter * 5000]] * 500]],
@@ -206,6 +211,8 @@ def test_a_number_that_makes_no_sense_is_refused(place: str, odd: float) -> None
         ["Float"],
         odd if place == "since" else 1.5,
         False,
+        False,
+        None,
     ]
     frame = ["a.py", odd if place == "line" else 1, "f"]
     answer = {
@@ -248,7 +255,7 @@ def test_ranks_as_runs(ranks: tuple[int, ...], runs: tuple[tuple[int, int, int],
 def test_a_group_of_thousands_is_known() -> None:
     """Half of a job: the others are not missed."""
     answer = {"members": {"1": range(0, 2048, 2)}, "last": {"1": 4}, "threads": [["", True, []]]}
-    inside = {**answer, "begun": [["1", 4, "all_reduce", [[4]], ["Float"], 1.5, False]]}
+    inside = {**answer, "begun": [["1", 4, "all_reduce", [[4]], ["Float"], 1.5, False, False, None]]}
     outside = {"members": {}, "last": {}, "threads": [["", True, []]], "begun": []}
     late = read_stack_dump(2, 0, {**answer, "last": {"1": 3}, "begun": []})
     hang = find_hang([read_stack_dump(0, 0, inside), read_stack_dump(1, 0, outside), late])
@@ -269,13 +276,13 @@ def test_who_began_it_long_ago_is_not_missed() -> None:
     assert hang.ranks == (2,)
 
 
-def test_of_several_that_wait_for_each_other_the_one_that_most_wait_for_is_to_blame() -> None:
+def test_of_several_that_wait_for_each_other_all_are_to_blame_the_one_that_most_wait_for_first() -> None:
     pair = (group("1", 0, 1),)
     hang = find_hang(
         [waits(0, call(3)), waits(1, call(1, group="1", since=-1.0), groups=pair), waits(2, call(3)), waits(3, call(3))]
     )
     assert hang is not None
-    assert hang.ranks == (1,)
+    assert hang.ranks == (1, 0)
 
 
 def test_what_was_seen_from_outside_is_told_beside_what_is_odd() -> None:
@@ -309,3 +316,112 @@ def test_who_waits_for_another_store_is_to_blame_and_not_those_that_wait_for_it(
     assert hang is not None
     assert (hang.ranks, hang.waiting) == ((1,), 0)
     assert hang.text.startswith(f"rank 1 (node 0) cannot join the others: the script {STORE}")
+
+
+# On GPUs the host runs ahead: a rank has many collectives that are begun and not done.
+
+
+def queue(rank: int, first: int, last: int, group: str = "0", **more: Any) -> tuple[Call, ...]:
+    return tuple(
+        replace(call(number, group=group, since=rank + number * 10.0), **more) for number in range(first, last + 1)
+    )
+
+
+def send(peer: int, since: float = 0.0, name: str = "send") -> Call:
+    return replace(call(9, name, group="pipe", since=since), peer=peer)
+
+
+def culprits(*dumps: StackDump) -> tuple[int, ...]:
+    hang = find_hang(dumps)
+    assert hang is not None
+    return hang.ranks
+
+
+def test_the_first_that_all_have_begun_says_nothing() -> None:
+    hang = find_hang([*(waits(rank, *queue(rank, 4, 9)) for rank in (0, 2, 3)), works(1, *queue(1, 4, 6))])
+    assert hang is not None
+    assert hang.ranks == (), "it waits in the same one"
+    hang = find_hang([*(waits(rank, *queue(rank, 4, 9)) for rank in (0, 2, 3)), works(1, *queue(1, 1, 3, done=True))])
+    assert hang is not None
+    assert (hang.ranks, hang.text[:45]) == ((1,), "rank 1 (node 0) has not reached all_reduce #4")
+
+
+def test_whose_gpu_has_not_finished_what_the_others_have_is_named_though_it_began_all() -> None:
+    others = [waits(rank, *queue(rank, 7, 9)) for rank in (0, 2, 3)]
+    assert text(*others, waits(1, *queue(1, 4, 9))) == (
+        "rank 1 (node 0) has not finished all_reduce #4; others have; rank 1 is at user.py:9 step()"
+    )
+
+
+def test_of_two_groups_each_with_a_rank_behind_both_are_named() -> None:
+    groups = group("1", 0, 1, 2), group("2", 3, 4, 5)
+    here = [waits(rank, *queue(rank, 7, 9, "1"), groups=groups[:1]) for rank in (0, 1)]
+    there = [waits(rank, *queue(rank, 3, 4, "2"), groups=groups[1:]) for rank in (3, 4)]
+    assert culprits(*here, *there, works(2, groups=groups[:1]), works(5, groups=groups[1:])) == (2, 5)
+
+
+def test_who_waits_for_what_is_sent_is_no_end_of_a_chain() -> None:
+    pair, pipe = group("1", 1, 2), group("pipe", 0, 1)
+    receives = waits(0, send(1, name="recv"), groups=(pipe,))
+    assert culprits(receives, waits(1, call(5, group="1"), groups=(pair, pipe)), works(2, groups=(pair,))) == (2,)
+    assert culprits(receives, waits(1, send(0), groups=(pipe,)), works(2)) == (), "both are at it"
+
+
+def test_a_send_that_nobody_receives_does_not_hold_its_sender_up() -> None:
+    """Rank 1 is blocked after it; rank 0 would receive it, but is waiting for rank 1 elsewhere."""
+    pair, pipe = group("1", 0, 1), group("pipe", 0, 1)
+    hang = find_hang([waits(0, call(5, group="1"), groups=(pair, pipe)), works(1, send(0), groups=(pair, pipe))])
+    assert hang is not None
+    assert hang.ranks == (1,)
+
+
+def test_a_send_is_over_where_its_receiver_has_begun_what_comes_later() -> None:
+    """Its sender has not noticed: that GPU is broken."""
+    pipe = group("pipe", 0, 1)
+    assert culprits(
+        waits(0, send(1, since=1.0), *queue(0, 5, 6), groups=(pipe,)), waits(1, *queue(1, 5, 6), groups=(pipe,))
+    ) == (0,)
+
+
+@pytest.mark.parametrize(("started", "named"), [((True, False, True), (1,)), ((False,) * 3, ()), ((True,) * 3, ())])
+def test_who_has_not_started_what_all_have_begun_is_named_where_torch_recorded_starts(
+    started: tuple[bool, ...], named: tuple[int, ...]
+) -> None:
+    assert culprits(*(waits(rank, replace(call(5), started=started[rank])) for rank in range(3))) == named
+
+
+def test_a_group_whose_collective_does_not_end_is_named_and_no_rank() -> None:
+    pair, other = group("1", 0, 1), group("2", 1, 2)
+    stuck = [waits(rank, *queue(rank, 5, 6, "1"), groups=(pair, other)[: rank + 1]) for rank in (0, 1)]
+    later = waits(2, call(3, group="2"), groups=(other,))
+    stuck[1] = replace(stuck[1], calls=(*stuck[1].calls, call(3, group="2", since=99.0)))
+    hang = find_hang([*stuck, later])
+    assert hang is not None
+    assert (hang.ranks, hang.among) == ((), (0, 1))
+    assert hang.text.startswith(
+        "ranks 0, 1 have begun all_reduce #5 of the process group of ranks 0, 1, and it does not end: a GPU or a link of theirs"
+    )
+
+
+def test_the_source_of_a_broadcast_that_is_through_blames_nobody() -> None:
+    receives = [waits(rank, call(4, "broadcast"), call(5, since=9.0)) for rank in (1, 2, 3)]
+    assert culprits(waits(0, call(5)), *receives) == ()
+
+
+def test_of_two_that_do_not_agree_both_are_named() -> None:
+    assert culprits(waits(0, call(7)), waits(1, call(7, "barrier"))) == (0, 1)
+
+
+def test_what_a_rank_began_of_a_group_in_which_nothing_is_left_follows_from_what_it_began_later() -> None:
+    """Its recorder holds only what is not done. Rank 0 has not noticed that #8 of group 1 is over."""
+    groups = (group("1", 0, 1), group("2", 0, 1))
+    mine = waits(0, call(8, group="1", since=1.0), call(5, group="2", since=2.0), groups=groups)
+    assert culprits(mine, waits(1, call(5, group="2"), groups=groups)) == (0,)
+
+
+def test_a_message_keeps_the_oldest_of_each_group_longest() -> None:
+    dump = waits(0, *queue(0, 4, 9), *queue(0, 2, 5, "1"), send(3), groups=(group("0", 0), group("1", 0)))
+    shorter = dump.shorter()
+    assert [str(call) for call in shorter.calls] == ["all_reduce #4", "all_reduce #2", "send to rank 3"]
+    assert shorter.groups == dump.groups
+    assert len(replace(shorter, frames=()).shorter().groups) == 1

@@ -36,17 +36,28 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("environ", "names"),
+    ("environ", "kept"),
     [
-        ({}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_FR_BUFFER_SIZE": "5"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "x"}, {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, {"TORCH_FR_DUMP_TEMP_FILE"}),
+        ({}, set()),
+        ({"TORCH_FR_BUFFER_SIZE": "5"}, {"TORCH_FR_BUFFER_SIZE"}),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "x"}, {"TORCH_FR_DUMP_TEMP_FILE"}),
+        (
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"},
+            {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
+        ({"TORCH_INCLUDE_STACK_TRACE": "1"}, {"TORCH_INCLUDE_STACK_TRACE"}),
     ],
 )
-def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[str, str], names: set[str]) -> None:
+def test_nccl_leaves_a_record_unless_the_user_decided_otherwise(environ: dict[str, str], kept: set[str]) -> None:
     told = record(environ, "node-0/logs/nccl-rank-")
-    assert set(told) == names
+    ours = {
+        "TORCH_FR_BUFFER_SIZE",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_INCLUDE_STACK_TRACE",
+    }
+    assert told.keys() == ours - kept
+    assert told.get("TORCH_INCLUDE_STACK_TRACE", "0") == "0"
     assert told.get("TORCH_FR_DUMP_TEMP_FILE", "node-0/logs/nccl-rank-") == "node-0/logs/nccl-rank-"
 
 

@@ -16,7 +16,7 @@ def entry(
         "retired": done,
         "process_group": [group, "undefined"],
     }
-    return {**fields, "is_p2p": False, "pg_id": 0, "input_sizes": [[4]], "input_dtypes": ["Float"],
+    return {**fields, "is_p2p": False, "p2p_seq_id": 0, "pg_id": 0, "input_sizes": [[4]], "input_dtypes": ["Float"],
             "time_created_ns": 1_500_000_000 + number} | more  # fmt: skip
 
 
@@ -26,14 +26,14 @@ def read(*records: list[dict[str, Any]], members: dict[str, list[int]] | None = 
 
 
 def pending(answer: dict[str, Any]) -> list[tuple[str, int, str]]:
-    return [tuple(call[:3]) for call in answer["begun"] if not call[-1]]
+    return [tuple(call[:3]) for call in answer["begun"] if not call[6]]
 
 
 def test_collectives_are_read() -> None:
     answer = read([entry(1, done=True), entry(2)])
     assert answer["begun"] == [
-        ["0", 1, "all_reduce", [[4]], ["Float"], 1.500000001, True],
-        ["0", 2, "all_reduce", [[4]], ["Float"], 1.500000002, False],
+        ["0", 1, "all_reduce", [[4]], ["Float"], 1.500000001, True, False, None],
+        ["0", 2, "all_reduce", [[4]], ["Float"], 1.500000002, False, False, None],
     ]
     assert answer["last"] == {"0": 2}
 
@@ -46,8 +46,40 @@ def test_of_many_the_newest_are_kept_and_all_that_are_not_done() -> None:
 
 def test_sends_and_receives_have_a_count_of_their_own() -> None:
     answer = read([entry(3, "nccl:all_reduce", done=True), entry(3, "nccl:send 0->1", is_p2p=True)])
-    assert [call[1] for call in answer["begun"]] == [3]
-    assert pending(answer) == []
+    assert pending(answer) == [("0", 3, "send")]
+    assert answer["last"] == {"0": 3}
+
+
+@pytest.mark.parametrize(("name", "peer"), [("nccl:send 1->2", 9), ("nccl:recv 1<-0", 4)])
+def test_sends_and_receives_name_the_other_end_by_its_rank_in_the_group(name: str, peer: int) -> None:
+    answer = read([entry(3, name, group="1", is_p2p=True)], members={"1": [4, 6, 9]})
+    assert [(call[2], call[-1]) for call in answer["begun"]] == [(name[5:9], peer)]
+    assert read([entry(3, name, group="1", is_p2p=True)])["begun"] == [], "nobody knows the group's ranks"
+
+
+@pytest.mark.parametrize(
+    ("entries", "waiting"),
+    [
+        (["send 0->1 7", "recv 0<-1 7", "coalesced 7 over"], []),
+        (["send 0->1 7", "recv 0<-1 7", "coalesced 7"], ["send", "recv"]),
+        (["send 0->1 7", "recv 0<-1 7"], []),  # only what is not done is recorded, and their end is not there
+        (["send 0->1 7", "recv 0<-1 8"], ["send", "recv"]),  # each begun by itself
+        (["send 0->1 7 over", "send 0->1 8"], ["send"]),
+    ],
+)
+def test_sends_and_receives_that_are_not_over(entries: list[str], waiting: list[str]) -> None:
+    rows = []
+    for text in entries:
+        words = [word for word in text.split() if word != "over"]
+        name = "nccl:" + " ".join(words[:-1])
+        rows.append(entry(3, name, is_p2p=True, p2p_seq_id=int(words[-1]), done="over" in text))
+    assert [name for _, _, name in pending(read(rows))] == waiting
+
+
+def test_a_start_counts_where_torch_recorded_it() -> None:
+    times = (None, 0, 1_500_000_000)
+    answer = read([entry(number, time_discovered_started_ns=time) for number, time in enumerate(times)])
+    assert [call[7] for call in answer["begun"]] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from slipway.launch.hangs.stack_request import Found
 from slipway.launch.hangs.watch import Watch
 
 LIMIT = 6.0  # s
-WAITS = ["0", 2, "all_reduce", [[4]], ["Float"], 0.0, False]  # rank 1 since the start; rank 0 has not come
+WAITS = ["0", 2, "all_reduce", [[4]], ["Float"], 0.0, False, False, None]  # rank 1 since the start; rank 0 has not come
 LAUNCHER, FIRST, SECOND, CHILD = 10, 20, 21, 30  # process ids
 
 

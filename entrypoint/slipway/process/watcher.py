@@ -7,7 +7,7 @@ program imported of it is asked. To a line `numbers` or `all` the answer is a JS
 (launch/hangs/flight_recorder.py):
 
     records    what torch's flight recorders say, gloo's and NCCL's: of `numbers` without their entries
-    members    of `all`: {process group: its ranks}
+    members    of `all`: {process group: its ranks, in the order that the group numbers them}
     threads    of `all`: [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
     store      of `all`: address and port of a store that is not torchrun's at which the main thread waits, then torchrun's; else
                empty
@@ -231,7 +231,8 @@ def members() -> dict[str, list[int]]:
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     try:
         named = [(world.pg_names.get(group), ranks) for group, ranks in list(world.pg_group_ranks.items())]  # type: ignore[union-attr]
-        return {str(name): sorted(ranks) for name, ranks in named if name is not None}  # without a name: not a member
+        # Without a name: not a member.
+        return {str(name): sorted(ranks, key=ranks.__getitem__) for name, ranks in named if name is not None}
     except (AttributeError, RuntimeError, TypeError):  # another torch; a group is being made at this moment
         return {}
 

@@ -3,14 +3,16 @@ NCCL's last collectives of each rank become a file, on a time-out or when the la
 
 The answer to `numbers` becomes the collectives begun and done of each process group; the answer to `all` becomes
 
-    begun      the collectives begun last, as [process group, number, name, sizes, types, since, done]; seconds UTC
+    begun      the collectives begun last, as [process group, number, name, sizes, types, since, done, started, peer], in their
+               order; seconds UTC; peer: of a send or a recv the rank at its other end, else null
     last       {process group: number of the collective begun last}
-    members    {process group: its ranks}
+    members    {process group: its ranks, in the order that the group numbers them}
     threads    [[name, whether it is the main one, [[file, line, function], …]], …]; the innermost frame first
     store      address and port of a store that is not torchrun's at which the rank waits, then torchrun's; else empty
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,13 +39,14 @@ def read_answer(content: Mapping[str, Any]) -> dict[str, Any]:
     groups = dict(content["members"])
     try:
         for place, record in enumerate(content["records"]):
+            whole = any(entry["retired"] for entry in record.get("entries", []))
             for group, entries in _by_group(record, place, groups):
                 last[group] = max(map(_number, entries))
-                begun += _collectives(group, entries)
-    except (KeyError, TypeError, AttributeError, IndexError):
+                begun += _collectives(group, entries, groups.get(group, ()), whole=whole)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         begun, last = [], {}
     begun.sort(key=lambda call: call[5])
-    waiting = [call for call in begun[:-COLLECTIVES] if not call[-1]]
+    waiting = [call for call in begun[:-COLLECTIVES] if not call[6]]
     return {
         "begun": waiting + begun[-COLLECTIVES:],
         "last": last,
@@ -67,24 +70,39 @@ def _by_group(
         yield name, entries
 
 
-def _collectives(group: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """The collectives among the entries of a group.
+def _collectives(
+    group: str, entries: Sequence[Mapping[str, Any]], members: Sequence[int], *, whole: bool
+) -> Iterator[list[Any]]:
+    """The collectives among the entries of a group, and the sends and recvs that are not over.
 
-    What send and recv wait for shows in the stacks: they have a count of their own, and a number of collectives besides. Of
-    collectives that were begun as one, torch retires only the entry that ends them.
+    Of what was begun as one, torch retires only the entry that ends it. `whole`: what is over is recorded as well; without that,
+    entries begun as one are over where the one that ends them is not there any more.
     """
-    ends, retired, before = set(), set(), None
+    batches: dict[tuple[bool, int], list[Mapping[str, Any]]] = {}
+    ends: dict[tuple[bool, int], bool] = {}
+    key = (False, -1)
     for entry in entries:
-        if entry["profiling_name"].endswith(f":{COALESCED}") and before and _number(before) == _number(entry):
-            ends.add(id(entry))
-            if entry["retired"] and not before["is_p2p"]:
-                retired.add(_number(entry))
-        before = entry
-    for entry in entries:
-        if not entry["is_p2p"] and id(entry) not in ends:
-            name, since = entry["profiling_name"].rpartition(":")[2], entry["time_created_ns"] / 1e9
-            done = entry["retired"] or _number(entry) in retired
-            yield [group, _number(entry), name, entry["input_sizes"], entry["input_dtypes"], since, done]
+        if entry["profiling_name"].endswith(f":{COALESCED}") and key in batches:
+            ends[key] = entry["retired"]
+            continue
+        # Sends and recvs have a count of their own.
+        key = entry["is_p2p"], entry["p2p_seq_id"] if entry["is_p2p"] else _number(entry)
+        batches.setdefault(key, []).append(entry)
+    for key, batch in batches.items():
+        over = ends.get(key, not whole and len(batch) > 1)
+        for entry in batch:
+            done = bool(entry["retired"] or over)
+            if not entry["is_p2p"] or (members and not done):
+                yield _call(group, entry, members, done=done)
+
+
+def _call(group: str, entry: Mapping[str, Any], members: Sequence[int], *, done: bool) -> list[Any]:
+    name, peer = entry["profiling_name"].rpartition(":")[2], None
+    if entry["is_p2p"]:
+        name, ranks = name.split(" ")  # send 0->3, recv 3<-0: ranks in the group
+        peer = members[int(re.split("->|<-", ranks)[1])]
+    since, started = entry["time_created_ns"] / 1e9, bool(entry.get("time_discovered_started_ns"))
+    return [group, _number(entry), name, entry["input_sizes"], entry["input_dtypes"], since, done, started, peer]
 
 
 def _number(entry: Mapping[str, Any]) -> Any:
@@ -111,6 +129,9 @@ def record(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
         (SIZE, OLD_SIZE, BUFFERED),
         ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        # To name the lines where collectives were begun, torch takes the interpreter's lock. If the rank holds that, torch tries
+        # again without them after 15 s (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC). Our watchers report the lines.
+        ("TORCH_INCLUDE_STACK_TRACE", "TORCH_INCLUDE_STACK_TRACE", "0"),
     )
     return {name: value for name, older, value in rows if not (environ.get(name) or environ.get(older))}
 

@@ -1,17 +1,18 @@
 """Whether a job hangs, and which ranks it waits for: by where its ranks are (`find_hang`, reported by `HangReport`), and by their
 heartbeats (`HangDetector`).
 
-A process group numbers its collectives, and all its ranks begin them in the same order. So the lowest number that some ranks wait
-in and others have not begun names those others; where none is missing, they began different things under the same number.
-What torch's flight recorder does not see (send and recv, monitored_barrier, new_group on gloo) shows in the stacks.
+A process group numbers its collectives, and all its ranks begin them in the same order. So it shows who waits for whom
+(waiting.py), and who began different things under the same number. What torch's flight recorder does not see (send and recv,
+monitored_barrier, new_group on gloo) shows in the stacks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.launch.hangs.stack_dump import Call, StackDump, clock
+from slipway.launch.hangs.waiting import Blame, Fault, WaitGraph
 from slipway.launch.hangs.watch import Stillness
 from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.verdict.cause import Cause, CauseKind
@@ -36,6 +37,7 @@ class Hang:
     ranks: tuple[int, ...]
     text: str
     waiting: int | None = None  # one of those that wait
+    among: tuple[int, ...] = ()  # where no rank is known to be at fault: those whose GPUs or links are
 
 
 def find_hang(dumps: Sequence[StackDump]) -> Hang | None:
@@ -44,12 +46,13 @@ def find_hang(dumps: Sequence[StackDump]) -> Hang | None:
     waits = {rank: one for rank, one in by_rank.items() if one.pending or one.waits_in}
     if not waits:
         return None
+    waiting = WaitGraph(by_rank)
     return (
         _astray(by_rank)
-        or _missing(by_rank)
-        or _different(by_rank)
+        or _different(by_rank, waiting)
+        or _blamed(by_rank, waiting)
         or _unrecorded(by_rank, waits)
-        or _all_alike(by_rank, waits)
+        or _all_alike(by_rank, waits, waiting)
     )
 
 
@@ -65,68 +68,60 @@ def _astray(by_rank: Mapping[int, StackDump]) -> Hang | None:
     return Hang(tuple(astray), text, next((rank for rank in by_rank if rank not in astray), None))
 
 
-def _first_pending(by_rank: Mapping[int, StackDump]) -> list[tuple[Call, list[int]]]:
-    """Of each process group the first collective that ranks wait in, and which do; the oldest first."""
-    found: dict[str, Call] = {}
-    for one in by_rank.values():
-        for call in one.pending:
-            if call.group not in found or call.number < found[call.group].number:
-                found[call.group] = call
-    calls = sorted(found.values(), key=lambda call: call.since)
-    waiting = {rank: {(call.group, call.number) for call in one.pending} for rank, one in by_rank.items()}
-    return [(call, [rank for rank in by_rank if (call.group, call.number) in waiting[rank]]) for call in calls]
-
-
-def _members(call: Call, by_rank: Mapping[int, StackDump]) -> list[int]:
-    """The ranks of a collective's process group."""
-    known = (group for one in by_rank.values() for group in one.groups if group.name == call.group and group.runs)
-    told = next((group.ranks for group in known), None)
-    return [rank for rank in by_rank if told is None or any(rank in run for run in told)]
-
-
-def _missing(by_rank: Mapping[int, StackDump]) -> Hang | None:
-    """Ranks that have not begun what others wait in. One that waits elsewhere itself is a link of the chain, not its end."""
-    chain: list[tuple[int, int, Hang]] = []
-    for call, waiting in _first_pending(by_rank):
-        missing = [rank for rank in _members(call, by_rank) if by_rank[rank].begun(call.group) < call.number]
-        if not missing:
-            continue
-        ends = [rank for rank in missing if not (by_rank[rank].pending or by_rank[rank].waits_in)]
-        ends = [rank for rank in ends if by_rank[rank].known] or ends
-        have = "has" if len(ends or missing) == 1 else "have"
-        text = (
-            f"{_ranks(ends or missing, by_rank)} {have} not reached {call}{_group(call, by_rank)}; "
-            f"{_count(waiting)} been waiting since {clock(call.since)}; {_places(ends or missing, by_rank)}"
-        )
-        hang = Hang(tuple(ends or missing), text, waiting[0])
-        if ends:
-            return hang
-        chain.append((len(missing), -len(waiting), hang))
-    if not chain:
+def _blamed(by_rank: Mapping[int, StackDump], waiting: WaitGraph) -> Hang | None:
+    """Ranks that others wait for, and that wait for none."""
+    blames = [blame for blame in waiting.blames if blame.fault is not Fault.HELD]
+    # Who waits in what no recorder sees is a link of a chain, not its end; of a rank that says nothing it is not known.
+    idle = [rank for blame in blames for rank in blame.ranks if rank in waiting.heads or not by_rank[rank].waits_in]
+    chosen = [rank for rank in idle if by_rank[rank].known] or idle
+    circle = any(blame.fault is Fault.CIRCLE for blame in blames) or not chosen
+    if chosen:
+        blames = [replace(blame, ranks=found) for blame in blames if (found := _among(blame.ranks, chosen))]
+    if not blames:
         return None
-    chain.sort(key=lambda link: link[:2])  # fewest are to blame for what most wait in
-    first, *more = (hang for _, _, hang in chain)
-    others = "; ".join(hang.text for hang in more[: MOST - 1])
-    order = "the ranks wait for each other in different collectives: "
-    return Hang(first.ranks, order + first.text + (f"; and {others}" if others else ""), first.waiting)
+    more = f"; and {len(blames) - MOST} more" if len(blames) > MOST else ""
+    text = "; and ".join(_sentence(blame, by_rank, waiting) for blame in blames[:MOST]) + more
+    order = "the ranks wait for each other in different collectives: " if circle else ""
+    ranks = tuple(dict.fromkeys(rank for blame in blames for rank in blame.ranks))
+    return Hang(ranks, order + text, blames[0].waiting[0])
 
 
-def _different(by_rank: Mapping[int, StackDump]) -> Hang | None:
+def _among(ranks: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
+    return tuple(rank for rank in ranks if rank in chosen)
+
+
+def _sentence(blame: Blame, by_rank: Mapping[int, StackDump], waiting: WaitGraph) -> str:
+    """What is wrong with some ranks, who waits, and where they are."""
+    have = "has" if len(blame.ranks) == 1 else "have"
+    word = Fault.MISSING if blame.fault is Fault.CIRCLE else blame.fault
+    since = f"{_count(blame.waiting)} been waiting since {clock(blame.call.since)}"
+    return (
+        f"{_ranks(blame.ranks, by_rank)} {have} {word} {blame.call}{_group(blame.call, by_rank, waiting)}; "
+        f"{'others have' if blame.fault is Fault.BEHIND else since}; {_places(blame.ranks, by_rank)}"
+    )
+
+
+def _different(by_rank: Mapping[int, StackDump], waiting: WaitGraph) -> Hang | None:
     """Ranks that began different collectives, or sizes, as the same number: a desynchronised job."""
-    for call, waiting in _first_pending(by_rank):
+    entries = {
+        rank: {(call.group, call.number): call for call in one.calls if call.peer is None}
+        for rank, one in by_rank.items()
+    }
+    for name, number, _ in waiting.collectives():
         kinds: dict[tuple[str, str], list[int]] = {}
-        for rank in _members(call, by_rank):
-            if entry := by_rank[rank].entry(call.group, call.number):
+        for rank in waiting.members(name):
+            if entry := entries[rank].get((name, number)):
                 kinds.setdefault((entry.name, entry.shape if _must_agree(entry.name) else ""), []).append(rank)
         if len(kinds) > 1:
-            ordered = sorted(kinds.items(), key=lambda item: (len(item[1]), -item[1][0]))
-            odd = ordered[0][1]
+            fewest = min(map(len, kinds.values()))
+            odd = [rank for ranks in kinds.values() if len(ranks) == fewest for rank in ranks]
             rows = "; ".join(
-                f"{_ranks(ranks, by_rank)} {name}{f' of {shape}' if shape else ''} ({by_rank[ranks[0]].place})"
-                for (name, shape), ranks in sorted(kinds.items(), key=lambda item: item[1][0])[:MOST]
+                f"{_ranks(ranks, by_rank)} {kind}{f' of {shape}' if shape else ''} ({by_rank[ranks[0]].place})"
+                for (kind, shape), ranks in sorted(kinds.items(), key=lambda item: item[1][0])[:MOST]
             )
-            text = f"the ranks do not agree on collective #{call.number}{_group(call, by_rank)}: {rows}"
-            return Hang(tuple(odd), text, next((rank for rank in waiting if rank not in odd), None))
+            call = next(entries[rank][name, number] for rank in odd)
+            text = f"the ranks do not agree on collective #{number}{_group(call, by_rank, waiting)}: {rows}"
+            return Hang(tuple(odd), text, next((rank for rank in waiting.members(name) if rank not in odd), None))
     return None
 
 
@@ -150,17 +145,25 @@ def _unrecorded(by_rank: Mapping[int, StackDump], waits: Mapping[int, StackDump]
     return Hang(tuple(others), text, rank)
 
 
-def _all_alike(by_rank: Mapping[int, StackDump], waits: Mapping[int, StackDump]) -> Hang:
-    """All wait: for a process that is stopped, for each other, or for the network."""
+def _all_alike(by_rank: Mapping[int, StackDump], waits: Mapping[int, StackDump], waiting: WaitGraph) -> Hang:
+    """All wait: for a process that is stopped, for each other, or for a kernel or the network."""
     odd = [rank for rank, one in by_rank.items() if one.state]
     if odd:
         keep = "keeps" if len(odd) == 1 else "keep"
         text = f"{_ranks(odd, by_rank)} {keep} the others waiting; {_places(odd, by_rank)}"
         return Hang(tuple(odd), text, next(iter(waits)))
+    held = [blame for blame in waiting.blames if len(blame.ranks) < len(by_rank)]
+    if held:
+        text = "; and ".join(
+            f"{_ranks(blame.ranks, by_rank)} have begun {blame.call}{_group(blame.call, by_rank, waiting)}, and it does not "
+            f"end: a GPU or a link of theirs; {_places(blame.ranks, by_rank)}"
+            for blame in held[:MOST]
+        )
+        return Hang((), text, held[0].waiting[0], tuple(dict.fromkeys(rank for blame in held for rank in blame.ranks)))
     rank, one = next(iter(waits.items()))
     what = str(one.pending[0]) if one.pending else f"{one.waits_in}()"
     text = f"all ranks wait, rank {rank} in {what}, but no data arrive: {_places(list(waits), by_rank)}"
-    return Hang((), text, rank)
+    return Hang((), text, rank, tuple(waits))
 
 
 def _places(ranks: Sequence[int], by_rank: Mapping[int, StackDump]) -> str:
@@ -171,7 +174,7 @@ def _places(ranks: Sequence[int], by_rank: Mapping[int, StackDump]) -> str:
 
 def _ranks(ranks: Sequence[int], by_rank: Mapping[int, StackDump]) -> str:
     if len(ranks) == 1:
-        return f"rank {ranks[0]} (node {by_rank[ranks[0]].node_rank})"
+        return by_rank[ranks[0]].name
     return f"ranks {rank_ranges(ranks)}"
 
 
@@ -179,10 +182,11 @@ def _count(waiting: Sequence[int]) -> str:
     return f"rank {waiting[0]} has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
 
 
-def _group(call: Call, by_rank: Mapping[int, StackDump]) -> str:
+def _group(call: Call, by_rank: Mapping[int, StackDump], waiting: WaitGraph) -> str:
     """Of which process group a collective is, where that is not the one of all ranks."""
-    members = _members(call, by_rank)
-    return "" if len(members) == len(by_rank) else f" of the process group of ranks {rank_ranges(members)}"
+    members = waiting.members(call.group)
+    known = call.peer is not None or len(members) == len(by_rank)
+    return "" if known else f" of the process group of ranks {rank_ranges(members)}"
 
 
 def stacks_of(hang: Hang, dumps: Sequence[StackDump]) -> list[str]:

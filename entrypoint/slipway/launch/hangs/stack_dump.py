@@ -13,11 +13,13 @@ from typing import Any
 from slipway.launch.verdict.cause import other_store
 from slipway.process.tree import STATES
 
-TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, collectives of a rank
-UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}"}
+TEXT, DEPTH, CALLS = 200, 30, 20  # characters of a name, frames of a stack, the newest collectives of a rank
+SEND, NO_DUMP = "send", "left no dump"
+UNKNOWN = {"does not answer", "has no watcher", f"is {STATES['D']}", NO_DUMP}
 LATEST = 4e9  # Unix seconds of a time that makes sense, in 2096
 # Of which is told, and of how many runs their ranks may be: it goes into a message of the rendezvous.
-GROUPS, RUNS = 16, 64
+# Jobs with data, tensor, pipeline and expert parallelism have thirteen groups on a rank (Megatron).
+GROUPS, RUNS = 64, 64
 LIBRARY = re.compile(r"^<frozen|/lib(64)?/python3[^/]*/")  # the standard one, and what is installed
 WAITING = "/torch/distributed/distributed_c10d.py"
 # Lightning's barrier without an end (rank_zero_first) calls the C++ of monitored_barrier itself.
@@ -46,7 +48,8 @@ class Frame:
 class Call:
     """A collective that a rank began, the `number`-th of its process group, at `since` (Unix seconds).
 
-    `done`: nobody waits for it any more.
+    `done`: nobody waits for it any more; `started`: its GPU is known to have started it; `peer`: of a send or a recv the rank at
+    its other end.
     """
 
     group: str
@@ -55,9 +58,18 @@ class Call:
     shape: str
     since: float
     done: bool
+    started: bool = False
+    peer: int | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a send."""
+        return self.name == SEND
 
     def __str__(self) -> str:
         """How people read it."""
+        if self.peer is not None:
+            return f"{self.name} {'to' if self.sends else 'from'} rank {self.peer}"
         return f"{self.name} #{self.number}"
 
 
@@ -100,11 +112,16 @@ class StackDump:
     store: str = ""
 
     @property
+    def name(self) -> str:
+        """Rank and node, where that is known."""
+        return f"rank {self.rank}" + (f" (node {self.node_rank})" if self.node_rank >= 0 else "")
+
+    @property
     def place(self) -> str:
         """Where it is, in terms of the user's program: its innermost line there."""
         frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
         if frame is None:
-            return self.state or "does not answer"
+            return self.state or (f"last began {self.calls[-1]}" if self.calls else "has nothing unfinished")
         return f"is at {frame}" + (f", and {self.state}" if self.state else "")
 
     @property
@@ -123,7 +140,7 @@ class StackDump:
     def lines(self, *, whole: bool = False) -> list[str]:
         """All of it for people; the innermost frame comes last, as Python has it. `whole`: with every frame of libraries."""
         pending = "".join(f"; waits in {call} since {clock(call.since)}" for call in self.pending[:1])
-        lines = [f"  rank {self.rank} (node {self.node_rank}) {self.place}{pending}"]
+        lines = [f"  {self.name} {self.place}{pending}"]
         left_out = 0
         for depth, frame in reversed([*enumerate(self.frames)]):
             if whole or frame.own or depth == 0:
@@ -135,21 +152,19 @@ class StackDump:
         return lines
 
     def shorter(self) -> "StackDump":
-        """The same with half of its frames, collectives and groups, the less important ones left out."""
+        """The same with fewer frames and collectives, the less important ones left out, or else with fewer groups."""
+        oldest = oldest_of(self.calls)
+        calls = [call for call in self.calls if call in oldest]
+        if len(calls) < len(self.calls) or self.frames:
+            return replace(self, frames=self.frames[: len(self.frames) // 2], calls=tuple(calls))
         groups = self.groups[: len(self.groups) // 2]
         known = {group.name for group in groups}
-        calls = [call for call in self.calls[len(self.calls) // 2 :] if call.group in known]
-        return replace(self, frames=self.frames[: len(self.frames) // 2], calls=tuple(calls), groups=groups)
+        return replace(self, calls=tuple(call for call in calls if call.group in known), groups=groups)
 
     @property
     def pending(self) -> tuple[Call, ...]:
         """The collectives that it began and that are not done, in their order."""
         return tuple(call for call in self.calls if not call.done)
-
-    def begun(self, group: str) -> int:
-        """The number of the last collective that it began in a group."""
-        told = (one.begun for one in self.groups if one.name == group)
-        return max((*told, *(call.number for call in self.calls if call.group == group)), default=0)
 
     def entry(self, group: str, number: int) -> Call | None:
         """What it began as the collective of this number."""
@@ -187,9 +202,8 @@ def read_stack_dump(
         frames = tuple(Frame(str(file)[-TEXT:], _whole(line), str(function)[:TEXT]) for file, line, function in main)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not an answer of a watcher: {error!r}") from None
-    pending = [call for call in calls[:-CALLS] if not call.done]
-    kept = (*pending[:CALLS], *calls[-CALLS:])
-    # Who waits comes first, then what was used of late: the others' collectives are not judged.
+    # What a rank waits in comes first, then what was used of late: the others' collectives are not judged.
+    kept = tuple(dict.fromkeys((*oldest_of(calls), *calls[-CALLS:])))
     order = [call.group for call in sorted(kept, key=lambda call: (call.done, -call.since))]
     groups = [Group(name, runs_of(members.get(name, ())), last.get(name, 0)) for name in dict.fromkeys([*order, *last])]
     told = tuple(group for group in groups if len(group.runs) <= RUNS)[:GROUPS]
@@ -199,12 +213,24 @@ def read_stack_dump(
     )
 
 
+def oldest_of(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """Of calls in their order the oldest that is not done of each group and peer."""
+    found: dict[tuple[str, str, int | None], Call] = {}
+    for call in calls:
+        if not call.done:
+            found.setdefault((call.group, "" if call.peer is None else call.name, call.peer), call)
+    return tuple(found.values())
+
+
 def _read_call(call: Sequence[Any]) -> Call:
-    group, number, name, sizes, types, since, done = call
+    group, number, name, sizes, types, since, done, started, peer = call
     shape = f"{'/'.join(map(str, types))} {'/'.join(map(str, sizes))}"[:TEXT]
     if not 0 <= since < LATEST:
         raise ValueError("a time that is none")
-    return Call(str(group)[:TEXT], _whole(number), str(name)[:TEXT], shape, float(since), bool(done))
+    peer = None if peer is None else _whole(peer)
+    return Call(
+        str(group)[:TEXT], _whole(number), str(name)[:TEXT], shape, float(since), bool(done), bool(started), peer
+    )
 
 
 def _whole(value: Any) -> int:
