@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
@@ -21,6 +22,7 @@ from training_jobs import SERVER, Job, Run, worker_environment
 import slipway
 from slipway.train.own.joining import SIGNALS
 from slipway.train.own.run import ResumableRun
+from slipway.train.own.too_late import SEEDING
 from slipway.train.worker.context import open_context
 
 # Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
@@ -80,14 +82,23 @@ def train(tmp_path: Path) -> Callable[..., Run]:
     return start
 
 
+@pytest.fixture(scope="session")
+def few_objects() -> None:
+    """What pytest keeps, a million objects, is not what a search for a script's objects looks through."""
+    gc.freeze()
+
+
 @pytest.fixture
-def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) -> Iterator[None]:
     """This process may train with `slipway.resume`, in the run `run`, as a script that nothing else has started.
 
-    A loop that is broken off leaves its handlers of signals, which the next one would take for the user's own, and looks at the
-    optimizers of the next one.
+    A loop that is broken off leaves its handlers of signals, which the next one would take for the user's own, and looks at what
+    the next one does.
     """
-    monkeypatch.setattr(import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks", OrderedDict())
+    for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        monkeypatch.setattr(import_module("torch.optim.optimizer"), hooks, OrderedDict())
+    for module, name in SEEDING:
+        monkeypatch.setattr(module, name, getattr(module, name))
     for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -55,15 +56,31 @@ def found_objects(passed: Iterable[object] = ()) -> tuple[FoundObject, ...]:
     and modules with parameters or buffers that no passed one has, each without the modules within it.
     """
     places = places_of_variables()
-    known = {id(each) for each in passed}
-    live = gc.get_objects()
-    kinds = {kind for kind in {*map(type, live)} if has_state(kind)}
-    live = [each for each in live if type(each) in kinds and id(each) not in known]
+    known = {id(each) for each in (*passed, *global_generators())}
+    named = [place.value for place in places.values() if has_state(type(place.value))]  # which gc.freeze may hide
+    live = [
+        each
+        for each in {id(each): each for each in (*live_objects(has_state), *named)}.values()
+        if id(each) not in known
+    ]
     modules = outermost([each for each in live if issubclass(type(each), nn.Module)], tensors_of(passed))
     others = [each for each in live if not issubclass(type(each), nn.Module)]
     generators = [place.value for place in places.values() if isinstance(place.value, GENERATORS)]
     found = [found_at(each, places.get(id(each))) for each in (*others, *modules, *generators) if id(each) not in known]
     return tuple(sorted(found, key=lambda each: not each.name))
+
+
+def global_generators() -> tuple[Any, ...]:
+    """Return the generators that each process has; `from random import shuffle` leads to one."""
+    inside: Any = random.random
+    return inside.__self__, np.random.mtrand._rand, torch.default_generator, *torch.cuda.default_generators
+
+
+def live_objects(wanted: Callable[[type], bool]) -> list[Any]:
+    """Return the objects of this process whose class is `wanted`."""
+    live = gc.get_objects()  # several hundred thousand
+    kinds = {kind for kind in {*map(type, live)} if wanted(kind)}
+    return [*compress(live, map(kinds.__contains__, map(type, live)))]
 
 
 def has_state(kind: type) -> bool:
@@ -180,7 +197,10 @@ def parts_of(place: Variable) -> Iterator[Variable]:
         yield Variable(value.__self__, name, where)
     elif issubclass(kind, partial):
         yield Variable((value.func, value.args, value.keywords), name, where)
-    elif kind.__module__.partition(".")[0] != "slipway" and not issubclass(kind, BuiltinFunctionType):
+    elif kind.__module__.partition(".")[0] == "slipway":
+        if hasattr(value, "inner"):  # a sampler or data set in ours
+            yield Variable(value.inner, name, where)
+    elif not issubclass(kind, BuiltinFunctionType):
         attributes = dict(getattr(value, "__dict__", ()))
         attributes |= attributes.pop("_modules", {}) if issubclass(kind, nn.Module) else {}
         for key, each in attributes.items():

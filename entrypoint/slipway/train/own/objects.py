@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.train.own.found import GENERATORS
 from slipway.train.own.names import state_of_model, without_wrappers, wrapped_state
 from slipway.train.own.sharding import Layouts, require_known
 from slipway.train.own.values import Packing, describe, unpack
@@ -35,8 +38,15 @@ class Objects:
             self.named[name] = {part: without_wrappers(each) for part, each in parts_of(name, value)}
             for part, each in self.named[name].items():
                 require_known(path(name, part), each)
+                require_counted(path(name, part), each)
         self.layouts = Layouts()
         self.others: list[str] = []  # mappings in their states that come back as plain dictionaries
+
+    @property
+    def all(self) -> list[Any]:
+        """All objects, as the script has them."""
+        parts = [each for parts in self.named.values() for each in parts.values()]
+        return [each.inner if isinstance(each, GeneratorState) else each for each in parts]
 
     def of_kind(self, kind: type) -> list[Any]:
         """Return the objects of a class."""
@@ -50,10 +60,6 @@ class Objects:
             for part, each in parts.items()
             if isinstance(each, kind)
         }
-
-    def having(self, method: str) -> list[Any]:
-        """Return the objects that have a method."""
-        return [each for parts in self.named.values() for each in parts.values() if hasattr(each, method)]
 
     @property
     def kinds(self) -> dict[str, dict[str, str]]:
@@ -126,6 +132,42 @@ def require_name(name: str, others: Collection[str]) -> None:
     raise ConfigurationError(f"{name}= cannot be the name of an object of slipway.resume: {why}. Type another one.")
 
 
+class GeneratorState:
+    """A random generator of torch's, numpy's or Python's as an object with a state."""
+
+    def __init__(self, inner: Any) -> None:
+        """`inner` is the generator."""
+        self.inner = inner
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells which numbers come next."""
+        if isinstance(self.inner, torch.Generator):
+            return {"state": self.inner.get_state()}
+        if isinstance(self.inner, random.Random):
+            return {"state": self.inner.getstate()}
+        legacy = isinstance(self.inner, np.random.RandomState)
+        return {"state": self.inner.get_state(legacy=False) if legacy else self.inner.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have these numbers come next."""
+        if isinstance(self.inner, random.Random):
+            self.inner.setstate(state["state"])
+        elif isinstance(self.inner, np.random.Generator):
+            self.inner.bit_generator.state = state["state"]
+        else:
+            self.inner.set_state(state["state"])
+
+
+def require_counted(name: str, value: Any) -> None:
+    """Raise ConfigurationError for an optimizer whose steps nobody can notice."""
+    if isinstance(value, torch.optim.Optimizer) and not hasattr(value, "_optimizer_step_post_hooks"):
+        kind = type(value).__name__
+        raise ConfigurationError(
+            f"{name}: the class {kind} never calls super().__init__(), so nobody can tell when it steps. In its __init__, call "
+            "super().__init__(parameters, {}) first; an optimizer around another one passes inner.param_groups."
+        )
+
+
 def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of what was passed under a name, each with its own; raises ConfigurationError for what has no state."""
     several: Mapping[str, Any] = {"": value}
@@ -137,7 +179,8 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             {int},
         )  # else by position: keys may print alike, such as 1 and "1"
         several = {str(key) if alike else str(number): each for number, (key, each) in enumerate(value.items())}
-    for part, each in several.items():
+    for part, one in several.items():
+        each = GeneratorState(one) if isinstance(one, GENERATORS) else one
         if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
             raise ConfigurationError(
                 f"{path(name, part)}: {describe(each)} has no state_dict() and load_state_dict(). Pass models, optimizers, "

@@ -71,6 +71,11 @@ class Position:
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
+    @property
+    def generators(self) -> set[int]:
+        """The identities of the generators that are saved with the position."""
+        return {id(each) for own in self._generators.values() for each in own}
+
     def begin_epoch(self) -> None:
         """Begin an epoch, or resume in its midst; then `batches` restores the random generators."""
         self._calls, self.in_epochs = 0, True

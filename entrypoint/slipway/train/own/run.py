@@ -77,14 +77,17 @@ def resume(
     memory_every: int | None = None,
     keep: int = 2,
     snapshots: bool = True,
+    ignore: Sequence[Any] = (),
     **objects: Any,
 ) -> ResumableRun:
     """Join the job, restore the newest snapshot that verifies into `objects`, and return the run.
 
     `objects`: whatever has `state_dict` and `load_state_dict` (models, wrapped in DistributedDataParallel or not, optimizers,
-    schedulers, scalers), by any name; lists and dictionaries of these, too. `save_every` and `memory_every`: steps between
-    snapshots on the disk and in memory; None: as often as they cost next to nothing. `keep`: how many stay on the disk.
+    schedulers, scalers), and random generators, by any name; lists and dictionaries of these, too. `save_every` and
+    `memory_every`: steps between snapshots on the disk and in memory; None: as often as they cost next to nothing. `keep`: how
+    many stay on the disk.
     `snapshots=False`, without objects: for a framework that saves and resumes by itself, stops, heartbeats and the outcome alone.
+    `ignore`: objects that change and need not be saved, so that no line names them.
 
     With several processes `torch.distributed` must be initialized before. A mistake ends the process with one line.
     """
@@ -98,7 +101,7 @@ def resume(
             if value is not None:
                 require_count(f"{name}=", value)
         require_count("keep=", keep, 1)
-        RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots))
+        RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots, ignore))
         return RUNS[-1]
     except EXPLAINED as error:
         raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
@@ -135,7 +138,13 @@ class ResumableRun:
     """A training that resumes. `state` holds plain values of the user's, which are saved and restored with everything else."""
 
     def __init__(
-        self, objects: Objects, save_every: int | None, memory_every: int | None, keep: int, keeps: bool
+        self,
+        objects: Objects,
+        save_every: int | None,
+        memory_every: int | None,
+        keep: int,
+        keeps: bool,
+        ignored: Sequence[Any],
     ) -> None:
         """See `resume`; `keeps`: snapshots."""
         self.keeps = keeps
@@ -161,7 +170,7 @@ class ResumableRun:
         self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
-        self._unsaved = Unsaved(objects, context)
+        self._unsaved = Unsaved(objects, context, ignored, keeps)
         self._structure = Structure(objects)
         atexit.register(self._leave)
         with self._told():
@@ -194,6 +203,7 @@ class ResumableRun:
             self._series = context.share_text(secrets.token_hex(8))  # tells this start from others
             if keeps:
                 self._restore()
+                self._unsaved.begin(self._told)
 
     @property
     def open(self) -> bool:
@@ -223,6 +233,7 @@ class ResumableRun:
         depend on which process reads it.
         """
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
+            self._unsaved.note_read(loader)
             for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary):
                 self._items += 1
                 yield batch
@@ -247,6 +258,7 @@ class ResumableRun:
             self._context.beat(Phase.TRAIN)
             if not self._checked:
                 self._checked = bool(pack_plain(self.state, "run.state", {}))  # refuses now what could not be saved
+            self._unsaved.look(self._position.generators, bare=not self._items)
             if self._counted and not self._gradients.stepped:
                 self._unsaved.require_own_steps()
                 return False

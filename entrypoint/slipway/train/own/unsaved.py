@@ -1,53 +1,171 @@
-"""What trains along with the objects that were passed to `slipway.resume`, and would start from nothing in the next attempt."""
+"""What changes along with the objects that were passed to `slipway.resume`, and would start from nothing in the next attempt."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Hashable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.objects import Objects
+from slipway.train.own.found import GENERATORS, FoundObject, Variable, found_objects, live_objects, tensors_of, walk
+from slipway.train.own.names import without_wrappers
+from slipway.train.own.objects import NAME, Objects
+from slipway.train.own.saved_states import SavedStates, mark_of
+from slipway.train.own.sources import inner_of
+from slipway.train.own.too_late import Seeding, Weights
 from slipway.train.worker.context import Context
 
 ALONE = 10  # boundaries with steps of other optimizers alone; a gradient scaler may leave out a few steps
+SEARCHES = (
+    4  # each boundary whose number is a power of two is looked at; at one of so many the script is searched again
+)
+METRIC = {
+    "compute",
+    "reset",
+}  # methods of metrics, in torchmetrics and elsewhere; they begin again with each evaluation
+WORDS = (
+    (torch.optim.Optimizer, "the optimizer "), (LRScheduler, "the scheduler "), (nn.Module, "the model "),
+    (GENERATORS, "the random generator "),
+)  # fmt: skip
+
+
+@dataclass
+class Suspect:
+    """An object that is not passed, what it was like when it was found, and whether that was after `slipway.resume`."""
+
+    found: FoundObject
+    mark: Hashable
+    late: bool
+    told: bool = False
 
 
 class Unsaved:
-    """Warns once of each optimizer, scheduler and parameter that is in no snapshot; refuses what makes snapshots useless."""
+    """Warns once of each object that trains and is in no snapshot; refuses what makes snapshots useless.
 
-    def __init__(self, objects: Objects, context: Context) -> None:
-        """Look at each optimizer of this process after its first step, until `close`."""
-        self._objects, self._context = objects, context
+    What there is when `slipway.resume` returns and at the first boundary is watched: at that one and, since some things change
+    late (a network that is copied every thousand steps), at later ones, which become ever rarer.
+    """
+
+    def __init__(self, objects: Objects, context: Context, ignored: Collection[object], keeps: bool) -> None:
+        """Note which optimizers of this process step, until `close`. `keeps`: there are snapshots at all."""
+        self._objects, self._context, self._keeps = objects, context, keeps
+        self._ignored = [without_wrappers(each) for each in ignored]
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
-        self._alone, self._dtype = 0, dtype_of(objects)
+        self._read: WeakSet[DataLoader[Any]] = WeakSet()
+        self._watched: dict[int, Suspect] = {}
+        self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
+        self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
+        self._late: list[Weights | Seeding] = []
         self._handle = register_optimizer_step_post_hook(self._note_step)
 
+    def begin(self, told: Callable[[], AbstractContextManager[None]]) -> None:
+        """When `slipway.resume` returns. `told`: ends the process with one line where a ConfigurationError leaves it."""
+        self.search()
+        if self._context.place.rank == 0:  # DistributedDataParallel gives rank 0's weights to the others
+            self._late = [Weights(self._objects, self._ignored, told), Seeding(self._context.warn)]
+
     def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
-        if optimizer in self._seen:
-            return
         self._seen.add(optimizer)
-        own = parameters_of(optimizer)
-        passed = set().union(*map(parameters_of, self._objects.of_kind(torch.optim.Optimizer)))
-        trained = {id(parameter) for model in self._objects.of_kind(nn.Module) for parameter in model.parameters()}
-        if own & trained - passed:  # an optimizer within another one has the same parameters
-            self._warn(
-                f"warning: {type(optimizer).__name__} trains a model that is saved, and was not passed to slipway.resume: "
-                "after a failure it starts from nothing. Make it before slipway.resume, and pass it: optimizer=optimizer."
-            )
-        if (lost := own - trained) and (own & passed or not trained):
-            self._warn(
-                f"warning: {type(optimizer).__name__} trains {len(lost)} parameters of no model that was passed to "
-                "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model."
-            )
-        scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-        if own & passed and scheduled and not self._objects.having("get_last_lr"):
-            self._warn(
-                f"warning: a scheduler sets the learning rate of {type(optimizer).__name__}, and none was passed to "
-                "slipway.resume: after a failure it starts from its beginning. Pass it: scheduler=scheduler."
-            )
+
+    def note_read(self, loader: Any) -> None:
+        """Note that `run.batches` reads from a loader: whatever this draws from is a part of the training."""
+        if isinstance(inner := inner_of(loader), DataLoader):
+            self._read.add(inner)
+
+    def search(self) -> None:
+        """Watch what there is now, besides what is passed or ignored."""
+        self._watched = {number: each for number, each in self._watched.items() if each.found.ref() is not None}
+        for found in found_objects([*self._objects.all, *self._ignored]):
+            value = found.ref()
+            if (found.name or isinstance(value, AveragedModel)) and id(value) not in self._watched:
+                with suppress(Exception):  # of somebody's state_dict
+                    self._watched[id(value)] = Suspect(found, mark_of(value), self._boundaries > 0)
+
+    def look(self, saved_generators: Collection[int], bare: bool) -> None:
+        """At a boundary: name what changed and is not saved.
+
+        `saved_generators`: the identities of those that are. `bare`: the loop calls `boundary` alone.
+        """
+        self._boundaries += 1
+        for each in self._late:
+            each.note_boundary(bare)
+        if not self._keeps or self._boundaries & (self._boundaries - 1):
+            return
+        if self._boundaries.bit_length() % SEARCHES == 1:
+            self.search()
+        saved = SavedStates(self._objects)
+        trained = {id(each) for optimizer in self._seen for each in parameters_of(optimizer)}
+        for watched in self._watched.values():
+            value = watched.found.ref()
+            if value is None or watched.told or id(value) in saved_generators:
+                continue
+            with suppress(Exception):  # of somebody's state_dict
+                if self._trains(value, watched, trained) and not saved.has(value) and not self._is_beside(value):
+                    watched.told = True
+                    self._warn(self._line(watched, value))
+        self._look_for_parameters(saved)
+
+    def _trains(self, value: Any, watched: Suspect, trained: set[int]) -> bool:
+        """Whether an object takes part in the training, or changes with it."""
+        if {*dir(type(value))} >= METRIC:
+            return False
+        if isinstance(value, LRScheduler) and without_wrappers(value.optimizer) in self._seen:
+            return True
+        if (isinstance(value, AveragedModel) and watched.found.name) or tensors_of([value]) & trained:
+            return True
+        if isinstance(value, torch.optim.Optimizer) and value in self._seen:
+            return True
+        before, watched.mark = watched.mark, mark_of(value)
+        seeded = isinstance(value, torch.Generator) and watched.mark[:1] != before[:1]  # type: ignore[index]
+        return watched.mark != before and not seeded
+
+    def _is_beside(self, value: Any) -> bool:
+        """Whether only loaders that `run.batches` does not read lead to a generator, such as one for a validation."""
+        if not isinstance(value, GENERATORS):
+            return False
+        loaders = live_objects(lambda kind: issubclass(kind, DataLoader))
+        leading = [each for each in loaders if id(value) in walk([Variable(each, "", str)])]
+        return bool(leading) and not any(each in self._read for each in leading)
+
+    def _look_for_parameters(self, saved: SavedStates) -> None:
+        """Name optimizers that train what belongs to no module that was found."""
+        modules = [each.found.ref() for each in self._watched.values()]
+        known = tensors_of([*self._objects.all, *self._ignored, *modules])
+        for optimizer in [*self._seen]:
+            own = [each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in known]
+            lost = [each for each in own if not saved.has_tensor(each)]
+            if lost and optimizer not in self._told:
+                self._told.add(optimizer)
+                self._warn(
+                    f"{type(optimizer).__name__} trains {len(lost)} parameters of no model that was passed to "
+                    "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model."
+                )
+
+    def _line(self, watched: Suspect, value: Any) -> str:
+        """Return what to say of an object."""
+        found = watched.found
+        what = next((word for kind, word in WORDS if isinstance(value, kind)), "")
+        make = "Make it before slipway.resume, and pass it" if watched.late or not found.name else "Pass it"
+        return (
+            f"{what}{found} was not passed to slipway.resume: after a failure it starts from its beginning. "
+            f"{make}: {self._keyword(found)}={found.name or '…'}; or say that this is right: ignore=({found.name or '…'},)."
+        )
+
+    def _keyword(self, found: FoundObject) -> str:
+        """Return a name for an object among the arguments of `slipway.resume`."""
+        words = [word.lower().strip("_") for word in re.findall(r"[^\W\d]\w*", found.name)]
+        word = next((word for word in reversed(words) if NAME.fullmatch(word)), found.kind.lower())
+        return f"{word}_2" if word in self._objects.named else word
 
     def require_own_steps(self) -> None:
         """At a boundary where no optimizer had stepped that was passed. Raises ConfigurationError where only others ever do."""
@@ -56,9 +174,11 @@ class Unsaved:
         self._alone += bool(others)
         if others and len(others) == len(self._seen) and self._alone >= ALONE:
             if within := attribute_of(passed[0], others[0]):
+                named = (each.name for each in found_objects() if each.name and each.ref() is others[0])
                 raise ConfigurationError(
                     f"{type(passed[0]).__name__} was passed to slipway.resume, and only the {type(others[0]).__name__} in it "
-                    f"steps, so no step was counted, and nothing can be saved. Pass that one: optimizer=….{within}."
+                    f"steps, so no step was counted, and nothing can be saved. Pass that one: "
+                    f"optimizer={next(named, f'….{within}')}."
                 )
             raise ConfigurationError(
                 f"{type(others[0]).__name__} trains, not the {type(passed[0]).__name__} that was passed to slipway.resume, so "
@@ -81,11 +201,13 @@ class Unsaved:
 
     def _warn(self, text: str) -> None:
         if self._context.place.rank == 0:
-            self._context.warn(text)
+            self._context.warn(f"warning: {text}")
 
     def close(self) -> None:
         """Look no more."""
         self._handle.remove()
+        for each in self._late:
+            each.close()
 
 
 def attribute_of(outer: object, inner: object) -> str:
@@ -93,9 +215,9 @@ def attribute_of(outer: object, inner: object) -> str:
     return next((name for name, value in vars(outer).items() if value is inner), "")
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the identities of the parameters that an optimizer trains."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer trains."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def device_of(objects: Objects) -> torch.device:

@@ -1,0 +1,120 @@
+"""What the states of the passed objects contain, and whether the state of another object is among that; whether it changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from slipway.train.own.found import GENERATORS, Variable, walk
+from slipway.train.own.objects import Objects, path
+from slipway.train.own.sharding import local
+from slipway.train.snapshots.tensors import sum_of_bits
+
+TORCHS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)  # whose states are no copies
+
+
+class SavedStates:
+    """The states of all passed objects, as they are now."""
+
+    def __init__(self, objects: Objects) -> None:
+        """Nothing is copied but what `state_dict` copies."""
+        self._kept: list[Any] = []  # states, so that no tensor gets the place in memory of another one
+        self._places: set[int] = set()  # in memory, of tensors
+        self._copies: set[Hashable] = set()  # what tensors contain, of objects whose states may be copies
+        self._within: list[
+            tuple[set[int], list[Mapping[Any, Any]]]
+        ] = []  # what an object leads to, mappings in its state
+        for name, parts in objects.named.items():
+            for part, each in parts.items():
+                self._add(each, path(name, part))
+
+    def _add(self, value: Any, name: str) -> None:
+        state = value.state_dict()
+        tensors = [*tensors_in(state)]
+        self._kept.append(state)
+        self._places |= {local(tensor).data_ptr() for tensor in tensors}
+        if not isinstance(value, TORCHS):
+            self._copies |= {(tensor.shape, bits_of(tensor)) for tensor in tensors}
+        if not isinstance(value, nn.Module):
+            self._within.append(({*walk([Variable(value, name, str)])}, [*mappings_in(state)]))
+
+    def has(self, value: Any) -> bool:
+        """Whether the state of an object that was not passed is saved all the same, as part of another one's."""
+        if isinstance(value, GENERATORS):
+            return False
+        if isinstance(value, nn.Module):
+            return all(map(self.has_tensor, (*value.parameters(), *value.buffers())))
+        state = value.state_dict()
+        if isinstance(value, torch.optim.Optimizer):  # without tensors it has what the script gave it
+            return all(map(self.has_tensor, tensors_in(state)))
+        mark = mark_of_state(state)
+        mappings = [each for within, found in self._within if id(value) in within for each in found]
+        return any(mark == mark_of_state(each) for each in mappings)
+
+    def has_tensor(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a part of a saved state."""
+        if not tensor.numel() or local(tensor).data_ptr() in self._places:
+            return True
+        return bool(self._copies) and (tensor.shape, bits_of(tensor)) in self._copies
+
+
+def tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from tensors_in(each)
+
+
+def mappings_in(state: Any) -> Iterator[Mapping[Any, Any]]:
+    """Yield a state and the mappings in it, where it is one."""
+    if isinstance(state, Mapping):
+        yield state
+    if isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from mappings_in(each)
+
+
+def mark_of(value: Any) -> Hashable:
+    """Return what differs once the state of an object is another one. Draws no random number."""
+    if isinstance(value, nn.Module):
+        return tuple(map(bits_of, (*value.parameters(), *value.buffers())))
+    if isinstance(value, torch.Generator):
+        return value.initial_seed(), value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return mark_of_state(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return mark_of_state(value.get_state(legacy=False))
+    return mark_of_state(value.state_dict())
+
+
+def mark_of_state(state: Any) -> Hashable:
+    """The same of what a `state_dict` returns."""
+    if isinstance(state, torch.Tensor):
+        return bits_of(state)
+    if isinstance(state, np.ndarray):
+        return state.tobytes()
+    if isinstance(state, Mapping):
+        return tuple((repr(key), mark_of_state(each)) for key, each in state.items())
+    if isinstance(state, list | tuple):
+        return tuple(map(mark_of_state, state))
+    return state if isinstance(state, int | float | str | None) else repr(state)
+
+
+def bits_of(tensor: torch.Tensor) -> int:
+    """Return a sum of the bits of this rank's part of a tensor, whatever their order in memory; waits for a GPU."""
+    part = local(tensor.detach())
+    if part.is_meta or is_lazy(tensor):
+        return 0
+    if part.layout is not torch.strided:
+        return part._version
+    return int(sum_of_bits(part.contiguous()))

@@ -1,0 +1,487 @@
+"""What changes along with a training and is not saved is named at the first start, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, RandomSampler
+
+import slipway
+
+pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
+Adam, SGD = torch.optim.Adam, torch.optim.SGD
+
+
+def net(width: int = 2) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, 1))
+
+
+def teach(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    """One step of each."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).square().sum().backward()
+        optimizer.step()
+
+
+def refused(capsys: pytest.CaptureFixture[str], act: Callable[[], object]) -> str:
+    """What is said by an end with 78."""
+    with pytest.raises(SystemExit) as end:
+        act()
+    assert end.value.code == 78
+    return capsys.readouterr().err
+
+
+class Shadow:
+    """An average as people write it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.values[name].lerp_(each.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": {name: each.clone() for name, each in self.values.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state["values"]
+
+
+class Agent:
+    """Networks in one object, which is passed as a whole."""
+
+    def __init__(self) -> None:
+        self.actor, self.critic = net(), net()
+        self.optimizer = Adam([*self.actor.parameters(), *self.critic.parameters()])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name).state_dict() for name in ("actor", "critic", "optimizer")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, each in state.items():
+            getattr(self, name).load_state_dict(each)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, as SAM is."""
+
+    def __init__(self, parameters: Any, saves: bool = False) -> None:
+        super().__init__(parameters, {})
+        self.base, self.saves = Adam(self.param_groups), saves
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict() if self.saves else super().state_dict()
+
+
+class Accuracy(nn.Module):
+    """A metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("hits", torch.zeros(()))
+
+    def compute(self) -> float:
+        return float(self.hits)
+
+    def reset(self) -> None:
+        self.hits.zero_()
+
+
+class Drawn:
+    """A data set that draws from a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> float:
+        return self.rng.random()
+
+
+# Each loop is a first start; what has to be named there is in its decorator.
+
+Loop = Callable[[], None]
+LOOPS: list[tuple[Loop, tuple[str, ...]]] = []
+
+
+def names(*expected: str) -> Callable[[Loop], Loop]:
+    def note(loop: Loop) -> Loop:
+        LOOPS.append((loop, expected))
+        return loop
+
+    return note
+
+
+@names("AveragedModel ema", "Sequential mine", "Shadow shadow")
+def averages() -> None:
+    model, mine = net(), net()
+    ema, shadow, optimizer = AveragedModel(model), Shadow(model), Adam(model.parameters())
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(3):
+        teach(model, optimizer)
+        ema.update_parameters(model)
+        shadow.update(model)
+        for one, other in zip(mine.parameters(), model.parameters(), strict=True):
+            one.data.lerp_(other.data, 0.1)
+
+
+@names()
+def averages_that_are_passed_or_ignored() -> None:
+    model, mine = net(), net()
+    ema, shadow, optimizer = AveragedModel(model), Shadow(model), Adam(model.parameters())
+    run = slipway.resume(model=model, optimizer=optimizer, ema=ema, shadow=shadow, ignore=(mine,))
+    for _ in run.steps(3):
+        teach(model, optimizer)
+        ema.update_parameters(model)
+        shadow.update(model)
+        mine.load_state_dict(model.state_dict())
+
+
+@names("Sequential target")
+def a_network_that_is_copied_late() -> None:
+    model, target = net(), net()
+    optimizer = Adam(model.parameters())
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for number in run.steps(5):
+        teach(model, optimizer)
+        if number == 2:
+            target.load_state_dict(model.state_dict())
+
+
+@names("Sequential D", "Adam od")
+def a_second_network() -> None:
+    model, D = net(), nn.DataParallel(net()).module  # noqa: N806
+    optimizer, od = Adam(model.parameters()), Adam(D.parameters())
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(2):
+        teach(D, od)
+        teach(model, optimizer)
+
+
+@names("AdamW optimizer", "StepLR schedule", "ReduceLROnPlateau plateau")
+def what_belongs_to_an_optimizer() -> None:
+    model, other = net(), net()
+    optimizer, second = torch.optim.AdamW(model.parameters()), Adam(other.parameters())
+    schedule, plateau = StepLR(optimizer, 1), ReduceLROnPlateau(second)
+    run = slipway.resume(model=[model, other], optimizer=second)
+    for _ in run.steps(2):
+        teach(model, optimizer)
+        teach(other, second)
+        schedule.step()
+        plateau.step(1.0)
+
+
+@names()
+def schedulers_in_one_that_is_passed() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    first, then = ConstantLR(optimizer), LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    schedule, plateau = SequentialLR(optimizer, [first, then], [2]), ReduceLROnPlateau(optimizer)
+    run = slipway.resume(model=model, optimizer=optimizer, schedule=[schedule, plateau])
+    for _ in run.steps(4):
+        teach(model, optimizer)
+        schedule.step()
+        plateau.step(1.0)
+
+
+@names("Adam optimizer.base")
+def an_optimizer_within_another_one() -> None:
+    model = net()
+    optimizer = Around(model.parameters())
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(2):
+        teach(model, optimizer)
+
+
+@names()
+def an_optimizer_that_the_other_one_saves() -> None:
+    model = net()
+    optimizer = Around(model.parameters(), saves=True)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(2):
+        teach(model, optimizer)
+
+
+@names("GradScaler scaler")
+def a_scaler() -> None:
+    model = net()
+    optimizer, scaler = SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    unused, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(2):
+        scaler.scale(model(torch.ones(3, 2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert unused.is_enabled() > off.is_enabled()
+
+
+@names("Generator rng", "Random self.draw", "RandomState legacy")
+def generators_of_the_loop() -> None:
+    class Batches:
+        def __init__(self) -> None:
+            self.draw = random.Random(0)
+            self.made_data = random.Random(1)
+            self.made_data.random()
+
+        def train(self) -> None:
+            rng, legacy, seeded = np.random.default_rng(0), np.random.RandomState(0), torch.Generator()
+            model = net()
+            optimizer = SGD(model.parameters(), 0.1)
+            run = slipway.resume(model=model, optimizer=optimizer)
+            for step in run.steps(2):
+                seeded.manual_seed(step)
+                torch.rand(1, generator=seeded)
+                rng.random(), legacy.rand(), self.draw.random(), np.random.rand(), random.random(), torch.rand(1)
+                teach(model, optimizer)
+
+    Batches().train()
+
+
+@names("Generator loader.dataset.rng")
+def generators_of_data() -> None:
+    own, held = torch.Generator(), torch.Generator()
+    loader = DataLoader(Drawn(0), sampler=RandomSampler(range(4), generator=own))  # type: ignore[arg-type]
+    validation = DataLoader(Drawn(1), shuffle=True, generator=held)  # type: ignore[arg-type]
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.epochs(2):
+        for _ in run.batches(loader):
+            teach(model, optimizer)
+            assert len([*validation]) == 4
+
+
+@names()
+def what_does_not_train() -> None:
+    model, metric = net(), Accuracy()
+    parallel, tied = nn.DataParallel(model), nn.Sequential(model[0])
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    optimizer, of_others = SGD(model.parameters(), 0.1), Adam([torch.ones(1)])
+    run = slipway.resume(model=parallel, optimizer=optimizer)
+    for _ in run.steps(4):
+        teach(parallel, optimizer, of_others)
+        metric.hits += 1  # type: ignore[operator]
+        assert teacher(torch.ones(2)) is not tied
+
+
+@names()
+def a_whole_agent() -> None:
+    agent, model = Agent(), net()
+    run = slipway.resume(agent=agent)
+    for _ in run.steps(2):
+        teach(agent.actor, agent.optimizer)
+    assert model is not agent.actor
+
+
+@names("SGD trains 1 parameters of no model")
+def a_parameter_of_no_model() -> None:
+    model, scale = net(), nn.Parameter(torch.ones(1))
+    optimizer = SGD([*model.parameters(), scale], 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(2):
+        teach(model, optimizer)
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda rng: float(torch.rand(1, generator=rng))),
+    "numpy": (lambda: np.random.default_rng(1), lambda rng: float(rng.random())),
+    "mersenne": (lambda: np.random.Generator(np.random.MT19937(1)), lambda rng: float(rng.random())),
+    "legacy": (lambda: np.random.RandomState(1), lambda rng: float(rng.rand())),
+    "python": (lambda: random.Random(1), lambda rng: float(rng.random())),
+}
+
+
+@pytest.mark.parametrize(("make", "draw"), GENERATORS.values(), ids=GENERATORS)
+def test_a_generator_that_is_passed_goes_on(
+    make: Callable[[], Any], draw: Callable[[Any], float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(steps: int) -> list[float]:
+        rng, model = make(), net()
+        optimizer = SGD(model.parameters(), 0.1)
+        run = slipway.resume(model=model, optimizer=optimizer, rng=rng, save_every=1)
+        drawn = []
+        for _ in run.steps(steps):
+            drawn.append(draw(rng))
+            teach(model, optimizer)
+        return drawn
+
+    alone = make()
+    expected = [draw(alone) for _ in range(4)]
+    assert train(2) + train(4) == expected
+    assert "warning" not in capsys.readouterr().err
+
+
+class Unhooked(torch.optim.Optimizer):
+    """An optimizer that never was made as one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state = inner.param_groups, defaultdict(dict)
+
+
+def test_an_optimizer_without_hooks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    optimizer = Unhooked(Adam(model.parameters()))
+    said = refused(capsys, lambda: slipway.resume(model=model, optimizer=optimizer))
+    assert "optimizer: the class Unhooked never calls super().__init__()" in said
+
+
+@pytest.mark.parametrize(("loop", "expected"), LOOPS, ids=[loop.__name__ for loop, _ in LOOPS])
+def test_what_is_not_saved_is_named_once(
+    loop: Loop, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    said = [
+        re.sub(r'^warning: (?:the [a-z ]+ )?(\w+) "(.*?)" \(test_own_unsaved.py:\d+\).*', r"\1 \2", line)
+        for line in lines
+    ]
+    said = [re.sub(r"^warning: (.*no model).*", r"\1", line) for line in said]
+    assert sorted(said) == sorted(expected), lines
+
+
+def test_the_advice_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names an argument that is allowed and free, and what has to be passed."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self._G, self.model = net(), net()
+            self.optimizer, self.second = SGD(self.model.parameters(), 0.1), SGD(self._G.parameters(), 0.1, momentum=1)
+
+    trainer = Trainer()
+    run = slipway.resume(model=trainer.model, g=trainer.optimizer)
+    for _ in run.steps(2):
+        teach(trainer.model, trainer.optimizer)
+        teach(trainer._G, trainer.second)
+    said = capsys.readouterr().err
+    assert "Pass it: g_2=trainer._G; or say that this is right: ignore=(trainer._G,)." in said
+    assert "Pass it: second=trainer.second; " in said
+
+
+# What is done too late
+
+
+def initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight.data)
+
+
+SET: dict[str, Callable[[nn.Sequential], object]] = {
+    "apply": lambda model: model.apply(initialize),
+    "load_state_dict": lambda model: model.load_state_dict(net().state_dict()),
+    "data": lambda model: [setattr(each, "data", torch.rand_like(each)) for each in model.parameters()],
+    "vector": lambda model: nn.utils.vector_to_parameters(torch.rand(9), model.parameters()),
+}
+
+
+@pytest.mark.parametrize("act", SET.values(), ids=SET)
+@pytest.mark.parametrize("start", ["first", "second"])
+def test_weights_set_after_resume_are_refused(
+    act: Callable[[nn.Sequential], object], start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(late: bool) -> None:
+        model = net()
+        optimizer = Adam(model.parameters())
+        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        if late:
+            act(model)
+        for step in run.steps(4):
+            teach(model, optimizer)
+            if step == 1 and not late:
+                return
+
+    if start == "second":
+        train(late=False)
+    said = refused(capsys, lambda: train(late=True))
+    assert "Weights were set after slipway.resume" in said
+    assert "model.0.weight" in said
+
+
+class Renormed(nn.Module):
+    """Changes its weights in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(3, 2, max_norm=0.1), nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(torch.arange(len(x))))  # type: ignore[no-any-return]
+
+
+class Perturbing(Around):
+    """Moves the weights before the optimizer within it steps, and back but for rounding; its own step is never called."""
+
+    def move(self) -> None:
+        with torch.no_grad():
+            for each in self.param_groups[0]["params"]:
+                each.add_(0.1).sub_(0.1).mul_(1.5)
+
+
+def test_what_leaves_the_weights_alone_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal weights, another order in memory, DataParallel, tied weights, buffers, a warm-up, a renorm, and what is ignored."""
+    model, norm, late, renormed, moved = net(), nn.BatchNorm1d(2), net(), Renormed(), net()
+    models = [model, norm, late, renormed, moved]
+    optimizer = SGD([each for one in (model, norm, late, renormed) for each in one.parameters()], 0.1)
+    around = Perturbing(moved.parameters())
+    run = slipway.resume(model=models, optimizer=[optimizer, around, around.base], ignore=(late,))
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    for each in model.parameters():
+        each.data = each.data.t().contiguous().t()
+    norm(torch.rand(4, 2))
+    late.apply(initialize)
+    run.warm_up(lambda: model(torch.ones(3, 2)).sum())
+    model[1].weight = model[1].weight
+    for _ in run.steps(2):
+        renormed(torch.ones(3, 2)).sum().backward()
+        teach(model, optimizer)
+    assert "Weights" not in capsys.readouterr().err
+
+
+SEEDED: dict[str, tuple[Callable[[], object], Callable[[int], object], list[str]]] = {
+    "before": (lambda: torch.manual_seed(1), lambda step: None, ["torch.manual_seed"]),
+    "numpy": (lambda: np.random.seed(1), lambda step: None, ["numpy.random.seed"]),
+    "random": (lambda: random.seed(1), lambda step: None, ["random.seed"]),
+    "never": (lambda: None, lambda step: None, []),
+    "each_step": (lambda: None, torch.manual_seed, []),
+    "own": (lambda: torch.Generator().manual_seed(1), lambda step: None, []),
+}
+
+
+@pytest.mark.parametrize("loop", ["boundary", "steps"])
+@pytest.mark.parametrize("name", SEEDED)
+def test_seeds_after_resume_are_named_in_a_loop_of_boundaries(
+    name: str, loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, within, expected = SEEDED[name]
+    usual = torch.manual_seed
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    before()
+    for step in range(3) if loop == "boundary" else run.steps(3):
+        within(step)
+        teach(model, optimizer)
+        if loop == "boundary":
+            run.boundary()
+    said = re.findall(
+        r"warning: ([\w.]+) was called after slipway.resume \(test_own_unsaved.py:\d+\)", capsys.readouterr().err
+    )
+    assert said == (expected if loop == "boundary" else [])
+    assert torch.manual_seed is usual
