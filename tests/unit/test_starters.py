@@ -96,11 +96,13 @@ def test_a_program_that_is_to_be_started_as_it_is_is_started(slipway: Slipway, w
 def test_an_executable_is_started_as_it_is_and_a_script_behind_python_is_pointed_out(
     slipway: Slipway, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    def start(program: str, typed: list[str]) -> None:
+    def start(program: str, typed: list[str], environ: dict[str, str]) -> None:
         assert typed == words
+        assert environ == {**os.environ, "USER": "uid-1001", "LOGNAME": "uid-1001"}
         sys.exit(0)
 
-    monkeypatch.setattr(os, "execv", start)
+    monkeypatch.setattr(os, "execve", start)
+    monkeypatch.setattr("slipway.cli.cli.name_user", lambda environ: {"USER": "uid-1001", "LOGNAME": "uid-1001"})
     assert slipway(*words).err == said
 
 

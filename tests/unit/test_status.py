@@ -23,7 +23,7 @@ from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.node_directory import Beat, NodeDirectory
 from slipway.launch.run_directory.run_lock import RunLock, this_launcher
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.protocol.files import write_json
+from slipway.protocol.files import read_json, write_json
 
 FIRST = {
     "word": "failed",
@@ -66,6 +66,16 @@ def test_a_run_is_found_by_its_path_by_its_name_and_as_the_newest() -> None:
     older, newer = make("gpt-1"), make("linear-1", workload="linear", started=2.0)
     assert find_run("runs/gpt-1", Path("runs")) == find_run("gpt-1", Path("runs")) == older
     assert find_run("", Path("runs")) == newer
+
+
+def test_a_run_whose_launcher_runs_here_is_meant_before_a_newer_one_of_another_container() -> None:
+    here, elsewhere = make("gpt-1"), make("linear-1", workload="linear", started=2.0)
+    with held(here):
+        assert find_run("", Path("runs")) == here
+        lock = read_json(here / "node-0" / "launcher.json")
+        write_json(elsewhere / "node-0" / "launcher.json", lock | {"space": "another boot pid:[1]"})
+        assert find_run("", Path("runs")) == here
+    assert find_run("", Path("runs")) == elsewhere
 
 
 @pytest.mark.parametrize(("name", "says"), [("gpt-2", "for example gpt-1"), ("zzz", "gpt-1"), ("runs", "gpt-1")])

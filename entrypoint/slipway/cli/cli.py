@@ -19,6 +19,7 @@ from slipway.cli.arguments import foresee_interfaces, options_json, options_line
 from slipway.cli.launching import CONTEXT, WORDS, Launching, complete_program, launcher_options
 from slipway.launch.resolve.catalog import WORKLOADS, is_program, unknown_name
 from slipway.launch.resolve.container_checks import require_writable, results_folder
+from slipway.launch.resolve.host import name_user
 from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
@@ -183,7 +184,8 @@ def understand(words: list[str]) -> list[str]:
     if program := shutil.which(words[0]):
         if starter(words) and any(word.endswith(".py") for word in words) and (line := instead(words)):
             click.echo(f"slipway: {words[0]} is executed as it is, without the launcher. With it: {line}", err=True)
-        os.execv(program, words)  # noqa: S606  # what the user typed is what is started
+        environ = {**os.environ, **name_user(os.environ)}  # torch asks for the name
+        os.execve(program, words, environ)  # noqa: S606  # what the user typed is what is started
     from slipway.cli.synonyms import COMMANDS
 
     raise unknown_name(words[0], known, detect_runtime(os.environ), COMMANDS.get(words[0].lower(), ""))

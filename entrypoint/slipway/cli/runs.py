@@ -95,7 +95,8 @@ def complete_run(context: click.Context, argument: click.Parameter, typed: str) 
 def status(run: str, runs: str | None, as_json: bool, watch: bool) -> None:
     """Show the state of a RUN.
 
-    RUN is a path, a name in the folder of runs or an address in a store; by default the newest run.
+    RUN is a path, a name in the folder of runs or an address in a store; by default the newest run that runs here, or
+    else the newest.
     """
     if watch and as_json:
         raise click.UsageError("--watch is for people; in programs, run --json repeatedly instead.")

@@ -20,7 +20,7 @@ from slipway.launch.run_directory.node_directory import (
     WaitingRecord,
 )
 from slipway.launch.run_directory.records import NodeEnd, OutcomeRecord, RunRecord
-from slipway.launch.run_directory.run_lock import TOUCH, is_alive
+from slipway.launch.run_directory.run_lock import TOUCH, is_alive, is_here
 from slipway.launch.verdict.block import heading, stack_lines
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
@@ -76,11 +76,14 @@ class Status:
 
 @told_if_unreadable("Run this command as its owner.")
 def find_run(name: str, runs: Path) -> Path:
-    """The directory of the run that a path or a name below the folder of runs means; the newest where it is empty.
+    """The directory of the run that a path or a name below the folder of runs means. Where it is empty, the newest of those whose
+    launcher runs here, as other containers or hosts may share the folder, else the newest.
 
     Raises LaunchError where there is none, or where this user may not look.
     """
-    candidates = [Path(name), runs / name] if name else [newest_run(runs) or runs]
+    candidates = (
+        [Path(name), runs / name] if name else [newest_run(runs, wanted=_lives_here) or newest_run(runs) or runs]
+    )
     for path in candidates:
         if RunDirectory(path).exists:
             return path
@@ -92,6 +95,10 @@ def find_run(name: str, runs: Path) -> Path:
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
     raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
+
+
+def _lives_here(run: RunDirectory) -> bool:
+    return any(is_here(node.holder) for node in run.launchers())
 
 
 def sleep(seconds: float) -> bool:

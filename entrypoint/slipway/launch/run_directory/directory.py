@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -253,15 +253,15 @@ def list_run_directories(runs: Path) -> list[RunDirectory]:
     return [RunDirectory(file.parent) for file in sorted(runs.glob(f"*/{RUN_FILE}"))]
 
 
-def newest_run(runs: Path, workload: str = "", container: str = "") -> Path | None:
-    """Return the run (of a workload, begun by the command of a container) that was started last, by its own record and not by
-    file times.
-    """
+def newest_run(
+    runs: Path, workload: str = "", wanted: Callable[[RunDirectory], bool] = lambda run: True
+) -> Path | None:
+    """Return the run (of a workload) that was started last of those `wanted`, by its own record and not by file times."""
     records = {run: run.record for run in list_run_directories(runs)}
     started = {
         run.path: record.started or 0.0
         for run, record in records.items()
-        if workload in ("", record.workload) and (not container or container in run.containers)
+        if workload in ("", record.workload) and wanted(run)
     }
     return max(started, key=started.__getitem__, default=None)
 

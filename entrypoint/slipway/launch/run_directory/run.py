@@ -211,7 +211,8 @@ def _run_of_container(runs: Path, plan: Plan, sources: Sources) -> Path | None:
     """The run that this container began before the engine started it again. One that is finished is over where somebody asked for
     a new one.
     """
-    if not (plan.topology.container and (newest := newest_run(runs, plan.workload.name, plan.topology.container))):
+    container = plan.topology.container
+    if not container or not (newest := newest_run(runs, plan.workload.name, lambda run: container in run.containers)):
         return None
     anew = sources.value("SLIPWAY_RESUME") == "none" and not sources.claim("SLIPWAY_RESUME").is_default
     return None if anew and is_finished(newest, plan) else newest

@@ -59,8 +59,8 @@ def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STI
     `stopped` sleeps for so many seconds, and returns whether to give up, which counts as alive.
     """
     holder = read_holder(file)
-    if holder and holder.space and holder.space == _space() and _visible(holder.pid):
-        return start_ticks(holder.pid) == holder.started
+    if holder and _is_seen(holder):
+        return is_here(holder)
     seen = _touched(file)
     for _ in range(
         math.ceil(patience / POLL) if seen else 0
@@ -70,6 +70,16 @@ def is_alive(file: Path, stopped: Callable[[float], bool], patience: float = STI
         if (now := _touched(file)) != seen:
             return bool(now)
     return False
+
+
+def is_here(holder: Holder | None) -> bool:
+    """Whether a launcher certainly runs in this process namespace: on this machine, or in this container."""
+    return holder is not None and _is_seen(holder) and start_ticks(holder.pid) == holder.started
+
+
+def _is_seen(holder: Holder) -> bool:
+    """Whether /proc tells if a launcher runs."""
+    return bool(holder.space) and holder.space == _space() and _visible(holder.pid)
 
 
 def _visible(pid: int) -> bool:
