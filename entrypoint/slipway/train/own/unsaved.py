@@ -40,7 +40,7 @@ WORDS = (
 
 
 @dataclass
-class Suspect:
+class Bystander:
     """An object that is not passed, what it was like when it was found, and whether that was after `slipway.resume`."""
 
     found: FoundObject
@@ -62,7 +62,7 @@ class Unsaved:
         self._ignored = [without_wrappers(each) for each in ignored]
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._read: WeakSet[DataLoader[Any]] = WeakSet()
-        self._watched: dict[int, Suspect] = {}
+        self._watched: dict[int, Bystander] = {}
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
         self._late: list[Weights | Seeding] = []
@@ -89,7 +89,7 @@ class Unsaved:
             value = found.ref()
             if (found.name or isinstance(value, AveragedModel)) and id(value) not in self._watched:
                 with suppress(Exception):  # of somebody's state_dict
-                    self._watched[id(value)] = Suspect(found, mark_of(value), self._boundaries > 0)
+                    self._watched[id(value)] = Bystander(found, mark_of(value), self._boundaries > 0)
 
     def look(self, saved_generators: Collection[int], bare: bool) -> None:
         """At a boundary: name what changed and is not saved.
@@ -115,7 +115,7 @@ class Unsaved:
                     self._warn(self._line(watched, value))
         self._look_for_parameters(saved)
 
-    def _trains(self, value: Any, watched: Suspect, trained: set[int]) -> bool:
+    def _trains(self, value: Any, watched: Bystander, trained: set[int]) -> bool:
         """Whether an object takes part in the training, or changes with it."""
         if {*dir(type(value))} >= METRIC:
             return False
@@ -151,7 +151,7 @@ class Unsaved:
                     "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model."
                 )
 
-    def _line(self, watched: Suspect, value: Any) -> str:
+    def _line(self, watched: Bystander, value: Any) -> str:
         """Return what to say of an object."""
         found = watched.found
         what = next((word for kind, word in WORDS if isinstance(value, kind)), "")
