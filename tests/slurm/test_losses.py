@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+import pytest
 from cluster import Cluster, Job
-from jobs import attempt, newest_step, outcome, train, train_long, wait_for_step
+from jobs import LINEAR, attempt, newest_step, outcome, stand_in, train, train_long, wait_for_step
 
 STEPS = 150
 
@@ -69,19 +70,37 @@ exec /usr/bin/srun "${options[@]}" bash -c "$NO_CONTAINER" bash "$@"
 """
 
 
-def test_a_node_that_cannot_start_containers_is_named_and_does_not_loop_the_job(
-    cluster: Cluster, tmp_path: Path
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH with an srun that starts no container on node2."""
+    program = tmp_path / "path/srun"
+    program.parent.mkdir()
+    program.write_text(SRUN)
+    program.chmod(0o755)
+    return f"{program.parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def test_a_node_that_cannot_start_containers_ends_the_step_and_is_left_out(cluster: Cluster, path: str) -> None:
+    options = ("--nodes=2", "--partition=three")
+    job = train(cluster, *LINEAR, options=options, PATH=path, NO_CONTAINER=NO_CONTAINER)
+    assert job.end() == "COMPLETED", job.text
+    first, _, second = job.text.partition("train.sbatch: requeueing: ")
+    assert "no launcher started on node2, without which the others cannot begin" in first, job.text
+    assert "No space left on device" in first.partition("It was reported:")[2]
+    assert "finished" not in first
+    assert "this job will not use node2 again" in second
+    assert "finished on 2 nodes" in second
+    assert (job.fact("Restarts"), job.fact("ExcNodeList")) == ("1", "node2")
+
+
+def test_a_node_that_cannot_start_containers_and_cannot_be_left_out_does_not_loop_the_job(
+    cluster: Cluster, tmp_path: Path, path: str
 ) -> None:
-    for name, text in {"bin/slipway": "#!/bin/bash\nexit 76\n", "path/srun": SRUN}.items():
-        program = tmp_path / name
-        program.parent.mkdir()
-        program.write_text(text)
-        program.chmod(0o755)
-    path = f"{tmp_path}/path:/usr/bin:/bin:/usr/sbin:/sbin"
-    job = train(cluster, VENV=str(tmp_path), PATH=path, NO_CONTAINER=NO_CONTAINER)
+    job = train(cluster, VENV=stand_in(tmp_path, "exit 76"), PATH=path, NO_CONTAINER=NO_CONTAINER)
     job.wait_for("not requeued: ")
     assert job.end() == "FAILED", job.text
     assert job.text.count("requeueing: a node or a launcher was lost") == 3
     assert job.text.count("no launcher started on node2; ") == 4
+    assert job.text.count("node2 may be used again") == 3
     assert "3 requeues in a row brought no new snapshot. Submit again with --exclude=node2" in job.text
     assert job.fact("ExitCode") == "76:0"

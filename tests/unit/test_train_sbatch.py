@@ -31,7 +31,8 @@ exit "$CODE"
 """
 SCONTROL = """
 case "$*" in
-    *hostnames*) printf '%s\n' node1 node2 node3 ;;
+    *'hostnames node[1-3]') printf '%s\n' node1 node2 node3 ;;
+    *hostnames*) tr , '\n' <<<"$3" ;;
     *show*) echo "$RECORD" ;;
     *) echo "$@" >>"$CALLS.scontrol"; exit "${REFUSED:-0}" ;;
 esac
@@ -140,13 +141,13 @@ def test_ten_minutes_of_a_script_are_progress(cluster: Path, seconds: int, reque
 
 def test_a_job_that_saves_when_it_is_told_to_stop_is_requeued_as_often_as_that_happens(cluster: Path) -> None:
     for _ in range(6):
-        assert submitted(cluster, code=STOPPED).stderr.startswith("train.sbatch: requeueing: ")
+        assert submitted(cluster, code=STOPPED).stderr == "train.sbatch: requeueing: the job was stopped\n"
+    saved = {"TRAINS": SNAPSHOT, "RUN": f"{cluster}/runs/gpt-7", "STEP": "5"}
+    assert "the job was stopped and its snapshot is saved" in submitted(cluster, code=STOPPED, **saved).stderr
 
 
 @pytest.mark.parametrize("code", [FAILED, PEER])
-@pytest.mark.parametrize(
-    ("starts", "named"), [("node1 node3", "node2"), ("node3", "node1,node2"), ("", "node1,node2,node3")]
-)
+@pytest.mark.parametrize(("starts", "named"), [("node1 node3", "node2"), ("node3", "node1,node2")])
 @pytest.mark.parametrize("container", [True, False])
 def test_nodes_whose_task_ended_before_its_launcher_spoke_are_named(
     cluster: Path, code: int, starts: str, named: str, container: bool
@@ -155,6 +156,91 @@ def test_nodes_whose_task_ended_before_its_launcher_spoke_are_named(
     done = submitted(cluster, code=code, STARTS=starts, SLURM_JOB_NODELIST="node[1-3]", **where)
     assert f"no launcher started on {named}; " in done.stderr
     assert f"sbatch --exclude={named} " in done.stderr
+
+
+@pytest.mark.parametrize(("nodes", "named"), [("node[1-3]", "node1,node2,node3"), ("node1", "node1")])
+def test_nodes_that_all_failed_are_not_to_blame(cluster: Path, nodes: str, named: str) -> None:
+    done = submitted(cluster, code=FAILED, STARTS="", SLURM_JOB_NODELIST=nodes, VENV="", IMAGE="registry#slipway:1")
+    assert f"no launcher started on {named}; " in done.stderr
+    assert "the cause is most likely IMAGE, MOUNTS or what the site has set up" in done.stderr
+    assert "exclude" not in done.stderr
+    assert not calls(cluster, "scontrol")
+
+
+# What srun and pyxis print, and srun then waits until the step is ended.
+LOST = r"""
+mkfifo "$CALLS.step"
+echo 'the first line of a launcher' >&2
+echo 'slurmstepd: error: pyxis: source path does not exist' >&2
+echo 'srun: error: node2: task 1: Exited with exit code 1' >&2
+read -r <"$CALLS.step"
+echo 'srun: error: node1: task 0: Exited with exit code 75' >&2
+"""
+SCANCEL = """
+echo "$@" >>"$CALLS.scancel"
+echo >"$CALLS.step"
+"""
+
+
+@pytest.fixture
+def losing(cluster: Path) -> Path:
+    """The same cluster, where a step can be ended, and the partition has four nodes."""
+    for name, body in {"scancel": SCANCEL, "sinfo": 'printf "%s\\n" ${PARTITION:-node1 node2 node3 node4}'}.items():
+        (cluster / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (cluster / "bin" / name).chmod(0o755)
+    return cluster
+
+
+NODE2 = {"STARTS": "node1 node3", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NUM_NODES": "3"}
+
+
+@pytest.mark.parametrize("container", [True, False])
+def test_a_node_that_cannot_start_a_launcher_ends_the_step_at_once_and_is_left_out(
+    losing: Path, container: bool
+) -> None:
+    where = {"VENV": "", "IMAGE": "registry#slipway:1"} if container else {}
+    done = submitted(losing, code=STOPPED, TRAINS=LOST, **NODE2, **where)
+    assert done.returncode == PEER
+    assert calls(losing, "scancel") == "--signal=TERM 7.0"
+    assert "no launcher started on node2, without which the others cannot begin" in done.stderr
+    reported = done.stderr.partition("It was reported:")[2]
+    assert "source path does not exist" in reported, "the lines are repeated below the node"
+    assert done.stderr.index("the first line of a launcher") < done.stderr.index("no launcher started")
+    assert (losing / "calls.scontrol").read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node2\n"
+    assert "this job will not use node2 again" in done.stderr
+    assert submitted(losing, **NODE2 | {"STARTS": "node1 node3 node4"}).returncode == 0, (
+        "the next start has nothing to do with it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"), [({"SLIPWAY_SPARES": "1"}, ()), ({}, ("--nnodes", "2:3")), ({"STARTS": ""}, ())]
+)
+def test_a_step_that_can_begin_or_whose_other_nodes_may_fail_alike_is_not_ended(
+    losing: Path, variables: dict[str, str], words: tuple[str, ...]
+) -> None:
+    short = LOST.replace('read -r <"$CALLS.step"', 'read -r -t 7 <>"$CALLS.step"')  # longer than the script waits for
+    submitted(losing, *words, code=PEER, TRAINS=short, **NODE2 | variables)
+    assert not calls(losing, "scancel")
+
+
+@pytest.mark.parametrize(
+    ("record", "partition", "excluded"),
+    [
+        ("ReqNodeList=(null) ExcNodeList=(null)", "", "node2"),
+        ("ReqNodeList=(null) ExcNodeList=node[7-8]", "node1 node3 node4 node5", "node2,node[7-8]"),
+        ("ReqNodeList=(null) ExcNodeList=node4", "node1 node2 node3 node4", ""),  # too few are left
+        ("ReqNodeList=(null) ExcNodeList=(null)", "node1 node2 node3", ""),
+        ("ReqNodeList=node[1-3] ExcNodeList=(null)", "", ""),  # --nodelist
+    ],
+)
+def test_a_node_is_left_out_where_the_job_can_do_without(
+    losing: Path, record: str, partition: str, excluded: str
+) -> None:
+    asked = {"RECORD": f"JobId=7 Restarts=0 {record} JOB_GRES=(null)", "PARTITION": partition}
+    done = submitted(losing, code=PEER, **NODE2, **asked)
+    assert calls(losing, "scontrol") == (f"update JobId=7 ExcNodeList={excluded}" if excluded else "requeue 7")
+    assert ("node2 may be used again" in done.stderr) == (not excluded)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +258,16 @@ def test_what_an_earlier_start_noted_of_a_node_does_not_count(cluster: Path) -> 
     submitted(cluster, code=PEER, SLURM_JOB_NODELIST="node[1-3]")
     done = submitted(cluster, code=PEER, SLURM_JOB_NODELIST="node[1-3]", STARTS="node1 node2")
     assert "no launcher started on node3; " in done.stderr
+
+
+@pytest.mark.parametrize(("restarts", "left"), [("0", False), ("1", True)], ids=["cancelled", "requeued by Slurm"])
+def test_what_is_remembered_of_a_job_goes_when_it_is_cancelled(cluster: Path, restarts: str, left: bool) -> None:
+    record = f"${{RECORD/Restarts=0/Restarts={restarts}}}"
+    ends = f"""sed -i 's|[$]RECORD|{record}|' {cluster}/bin/scontrol; kill -TERM "$PPID" """
+    done = submitted(cluster, code=STOPPED, TRAINS=ends)
+    assert done.returncode == 128 + SIGTERM
+    assert not calls(cluster, "scontrol")
+    assert bool(list((cluster / "runs").glob(".slipway-job-*"))) == left
 
 
 @pytest.mark.parametrize("name", ["IMAGE", "NAME"])
@@ -282,26 +378,26 @@ def test_a_cluster_without_pyxis_is_told_what_to_do(cluster: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "code", "told"),
+    ("variables", "starts", "told"),
     [
-        ({"VENV": "", "IMAGE": "registry#slipway:1"}, 1, True),
-        ({"VENV": "", "IMAGE": "registry#slipway:1", "NVIDIA_VISIBLE_DEVICES": "void"}, 1, False),
-        ({"VENV": "", "IMAGE": "registry#slipway:1"}, 78, False),
-        ({}, 1, False),
+        ({"VENV": "", "IMAGE": "registry#slipway:1"}, "", True),
+        ({"VENV": "", "IMAGE": "registry#slipway:1", "NVIDIA_VISIBLE_DEVICES": "void"}, "", False),
+        ({"VENV": "", "IMAGE": "registry#slipway:1"}, "node1", False),
+        ({}, "", False),
     ],
-    ids=["pyxis", "void", "another code", "no container"],
+    ids=["pyxis", "void", "a launcher that ran", "no container"],
 )
 def test_where_nvidias_tools_are_missing_the_end_says_how_to_do_without(
-    cluster: Path, variables: dict[str, str], code: int, told: bool
+    cluster: Path, variables: dict[str, str], starts: str, told: bool
 ) -> None:
-    done = submitted(cluster, code=code, **variables)
-    assert done.returncode == code
+    done = submitted(cluster, code=1, STARTS=starts, SLURM_JOB_NODELIST="node1", **variables)
+    assert done.returncode == 1
     assert ("NVIDIA_VISIBLE_DEVICES=void sbatch" in done.stderr) == told
 
 
 def test_a_node_with_nvidias_tools_is_not_told_to_do_without(cluster: Path) -> None:
     (cluster / "bin/nvidia-container-cli").symlink_to("/bin/true")
-    done = submitted(cluster, code=1, VENV="", IMAGE="registry#slipway:1")
+    done = submitted(cluster, code=1, STARTS="", SLURM_JOB_NODELIST="node1", VENV="", IMAGE="registry#slipway:1")
     assert "void" not in done.stderr
 
 
