@@ -30,9 +30,10 @@ TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80"
 ROOM = "--shm-size 1g --stop-timeout 120"
 VOLUME = '-v "$PWD/runs:/checkpoints"'
 SRUN = "srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=4"
-PYXIS = (
-    '--container-image=/shared/slipway.sqsh --container-mounts="/shared/runs:/checkpoints" --no-container-entrypoint'
-)
+OWN = "--no-container-mount-home --no-container-entrypoint /opt/slipway/bin/slipway"
+PYXIS = f'--container-image=/shared/slipway.sqsh --container-mounts="/shared/runs:/checkpoints" {OWN}'
+OTHERS = (("/home/me/project", "/workspace"), ("./cache", "/data"))
+MOUNTS = '"/shared/runs:/checkpoints,/home/me/project:/workspace,$PWD/cache:/data" --container-workdir=/workspace'
 
 CASES = [
     (Invocation("host"), "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", READ),
@@ -87,9 +88,19 @@ CASES = [
         f"docker compose run --rm node0 {READ[8:]}",
     ),
     (
-        Invocation("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, folder="/shared/runs"),
-        f"{SRUN} {PYXIS} /opt/slipway/bin/slipway {TRAIN[8:]}",
-        f"srun {PYXIS} /opt/slipway/bin/slipway {READ[8:]}",
+        Invocation("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, source="/shared/runs"),
+        f"{SRUN} {PYXIS} {TRAIN[8:]}",
+        f"srun {PYXIS} {READ[8:]}",
+    ),
+    (
+        Invocation("slurm", "", gpus=4, nodes=2, source="/shared/runs", others=OTHERS),
+        f"{SRUN} --container-image=/shared/images/slipway.sqsh --container-mounts={MOUNTS} {OWN} {TRAIN[8:]}",
+        f"srun --container-image=/shared/images/slipway.sqsh --container-mounts={MOUNTS} {OWN} {READ[8:]}",
+    ),
+    (
+        Invocation("slurm", "", "/shared/slipway.sqsh", gpus=4, nodes=2, source=""),
+        f"mkdir -p runs && {SRUN} {PYXIS.replace('/shared/runs', '$PWD/runs')} {TRAIN[8:]}",
+        f"srun --container-image=/shared/slipway.sqsh {OWN} {READ[8:]}",
     ),
     (
         Invocation("slurm", "/shared/venv/bin/slipway", gpus=4, nodes=2),
@@ -164,6 +175,7 @@ def shell_words(command: str) -> list[str]:
         ("kubernetes", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("kubernetes", "")),
         ("slurm", None, {}, ("slurm", "")),
         ("slurm", "0.1.0", {"IMAGE": "/x.sqsh", "RUNS": "/runs"}, ("slurm", "/x.sqsh")),
+        ("slurm", "0.1.0", {"PYXIS_CONTAINER_IMAGE": "/x.sqsh"}, ("slurm", "/x.sqsh")),
     ],
 )
 def test_where_a_run_was_is_seen(
@@ -177,6 +189,35 @@ def test_where_a_run_was_is_seen(
     assert (here.runtime, here.image) == expected
     assert bool(here.program) is (image is None)
     assert (here.gpus, here.nodes, here.results) == (2, 1, "/checkpoints")
+
+
+def job_under_srun(environ: dict[str, str], *mounts: str) -> Job:
+    """A job in the image under a user's own srun, with these folders mounted."""
+    host = make_host()._replace(image="0.1.0", runtime="slurm")
+    host = host._replace(
+        mounts={Path(place): "ext4" for place in mounts} | {Path("/"): "overlay", Path("/tmp"): "tmpfs"}
+    )
+    sources = make_sources(
+        {"SLIPWAY_RUNS": "/checkpoints" if "/checkpoints" in mounts else "/tmp/slipway-7/runs"} | environ
+    )
+    return Job(plan_for(devices=make_devices()), sources, make_devices(), environ, None, host)
+
+
+def test_what_srun_mounted_is_mounted_again() -> None:
+    batch = {"RUNS": "/shared/runs", "DATA": "/shared/cache", "SLURM_SUBMIT_DIR": "/home/me/project"}
+    here = find_here(job_under_srun(batch, "/checkpoints", "/data", "/workspace"), False)
+    assert (here.source, here.results) == ("/shared/runs", "/checkpoints")
+    assert here.others == (("/home/me/project", "/workspace"), ("/shared/cache", "/data"))
+    assert not here.unknown_folders
+    own = find_here(job_under_srun({}, "/checkpoints"), False)
+    assert (own.source, own.results, own.others) == ("./runs", "/checkpoints", ())
+    assert own.unknown_folders == [("runs", "/checkpoints")]
+
+
+def test_results_in_the_containers_memory_are_kept_the_next_time() -> None:
+    here = find_here(job_under_srun({}), fleeting=True)
+    assert "mkdir -p runs && srun --nodes=1 --ntasks-per-node=1" in as_typed("slipway gpt", here)
+    assert '--container-mounts="$PWD/runs:/checkpoints"' in as_typed("slipway gpt", here)
 
 
 def test_slipway_is_typed_by_its_path_where_no_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

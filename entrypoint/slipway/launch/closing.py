@@ -20,6 +20,7 @@ from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     COMPOSE,
+    FORMS,
     Invocation,
     as_typed,
     fill_in,
@@ -117,20 +118,22 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     # Lines of a log are searched and copied, so they are not folded there.
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
     if stopped and not job.plan.workload.own and step is not None and not fleeting:
-        say(f"to resume, type the same command with --run-dir {shlex.quote(short_path(run.path))} --resume auto")
+        unless = "unless this job requeues itself, " if here.form.requeues else ""
+        say(
+            f"to resume, {unless}type the same command with --run-dir {shlex.quote(short_path(run.path))} --resume auto"
+        )
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     for command in commands:
         filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))
         filled = as_typed(filled, here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
-    if commands and here.is_folder_unknown and not fleeting:
-        say(
-            f"  In these commands, $PWD/{printable(here.source[2:])} is the folder mounted at {here.results}. Its path is not "
-            "known here, so type the commands in the folder that contains it"
-        )
+    if commands and not fleeting and (unknown := here.unknown_folders):
+        told = ", and ".join(f"$PWD/{printable(name)} is the folder mounted at {target}" for name, target in unknown)
+        paths = "Its path is" if len(unknown) == 1 else "Their paths are"
+        say(f"  In these commands, {told}. {paths} not known here, so type the commands in the folder that contains it")
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
-        say(f"  Replace {here.usual} with your image's name, or {otherwise}.")
+        say(f"  Replace {here.placeholder} with your image's name, or {otherwise}.")
 
 
 def store_of(job: Job) -> str:
@@ -145,18 +148,27 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
     runtime = COMPOSE if service and runtime_of(host.runtime).is_engine else host.runtime
     if host.image is None and not runtime_of(host.runtime).starts_checkouts:
         runtime = HOST.name
-    results = mount_point(results_folder(job.sources), host.mounts)
+    point = mount_point(results_folder(job.sources), host.mounts)
+    results = CHECKPOINTS if fleeting or point in (None, Path("/")) else point
+    folders = FORMS[runtime].folders
+
+    def mounted(place: str) -> str:
+        """The folder that is mounted there."""
+        named = job.environ.get(folders.get(place, ""), "")
+        return named if named.startswith("/") else mounted_from(Path(place))
+
+    others = [place for place in folders if place != str(results) and Path(place) in host.mounts]
     return Invocation(
         runtime,
         program=typed_program() if host.image is None else "",
-        image=claim.value if claim else "",
+        image=claim.value if claim else job.environ.get("PYXIS_CONTAINER_IMAGE", ""),
         usual=host.usual_image,
         gpus=len(topology.gpus) if topology.device == "cuda" else 0,
         nodes=topology.nodes,
         user=os.getuid(),
-        results=str(results if results not in (None, Path("/")) else CHECKPOINTS),
-        source="" if fleeting else mounted_from(results or CHECKPOINTS),
-        folder=job.environ.get("RUNS", "$PWD/runs"),
+        results=str(results),
+        source="" if fleeting else mounted(str(results)),
+        others=tuple((mounted(place), place) for place in others),
         service=service,
     )
 

@@ -30,7 +30,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "results": {
             "docker": "type mkdir -p runs, and add " + KEEP,
             "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
-            "slurm": 'add --container-mounts="$PWD/runs:{target}" to srun',
+            "slurm": 'type mkdir -p runs, and add --container-mounts="$PWD/runs:{target}" to srun',
         },
         "files": {
             "docker": 'add -v "$PWD:{target}" to docker run',
@@ -98,7 +98,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "image's name": {
             "docker": "pass -e IMAGE=NAME to docker run",
             "kubernetes": "set IMAGE in the pod's env",
-            "slurm": "export IMAGE=NAME before sbatch",
+            "slurm": "export IMAGE=NAME before sbatch or srun",
         },
         "MASTER_ADDR": {
             "docker": "add -e MASTER_ADDR=HOST to docker run, MASTER_ADDR=HOST to .env, or --master-addr HOST",

@@ -18,6 +18,8 @@ from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
 IMAGE_USER = 1000  # images/slipway/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
+WORKSPACE = "/workspace"  # where the folder of the submission is
+SQUASHED = "/shared/images/slipway.sqsh"  # as slurm/README.md names the file that slurm/import.sh makes
 # What k8s/base has, without which namespaces that enforce Pod Security `restricted` refuse a pod.
 CONFINED_POD = {
     "automountServiceAccountToken": False,
@@ -33,7 +35,7 @@ class Invocation:
     """Where a run was, as far as commands need it.
 
     `runtime` is host, docker, compose, kubernetes or slurm; outside of the image `image` is empty and `program` what is typed for
-    `slipway`. `results` is the folder of the container that keeps them, `folder` what Slurm mounts there.
+    `slipway`. `results` is the folder of the container that keeps them.
     """
 
     runtime: str
@@ -44,9 +46,10 @@ class Invocation:
     nodes: int = 1
     user: int = IMAGE_USER
     results: str = "/checkpoints"
-    # What docker mounts there: a volume, /FOLDER, or ./NAME where only its name is known; empty where it ends with the container.
+    # What is mounted there: a volume of docker's, /FOLDER, or ./NAME where only its name is known; empty where it ends with the
+    # container.
     source: str = "./runs"
-    folder: str = "$PWD/runs"
+    others: tuple[tuple[str, str], ...] = ()  # what Slurm mounts besides: the folder, and where in the container
     service: str = "train"  # of a compose file
 
     @property
@@ -55,27 +58,45 @@ class Invocation:
         return FORMS[self.runtime]
 
     @property
-    def loses_results(self) -> bool:
-        """Whether the container takes its results along when it ends."""
-        return self.form.mounts and not self.source
+    def mounts(self) -> bool:
+        """Whether a command has to mount the folder of results."""
+        return self.form.mounts and not self.program
 
     @property
-    def is_folder_unknown(self) -> bool:
-        """Whether results are in a folder of which only the name is known."""
-        return self.form.mounts and self.source.startswith("./")
+    def loses_results(self) -> bool:
+        """Whether the container takes its results along when it ends."""
+        return self.mounts and not self.source
+
+    @property
+    def unknown_folders(self) -> list[tuple[str, str]]:
+        """The mounted folders of which only the name is known, each with its place in the container."""
+        mounted = [(self.source, self.results), *self.others] if self.mounts else []
+        return [(source.removeprefix("./"), target) for source, target in mounted if source.startswith("./")]
 
     @property
     def lacks_image(self) -> bool:
         """Whether a command has to name the image, and nobody said how it is called."""
         return self.form.names_image and not self.image and not self.program
 
+    @property
+    def placeholder(self) -> str:
+        """The name to replace where nobody said how the image is called."""
+        return self.form.placeholder or self.usual
+
 
 class CommandForm(NamedTuple):
-    """How a command is typed for one runtime: `mounts`: with the folder of results; `names_image`: with the image's name."""
+    """How a command is typed for one runtime: `mounts`: with the folder of results; `names_image`: with the image's name.
+
+    `placeholder` stands for an image's name that nobody said, if not the usual name. `folders`: what may be mounted, each with
+    the variable of the batch file that names it. `requeues`: a job that was stopped may start again by itself.
+    """
 
     typed: Callable[[str, bool, Invocation], str]
     mounts: bool = False
     names_image: bool = True
+    placeholder: str = ""
+    folders: Mapping[str, str] = MappingProxyType({})
+    requeues: bool = False
 
 
 def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
@@ -137,7 +158,7 @@ def _in_docker(words: str, trains: bool, here: Invocation) -> str:
 
 
 def quote_mount(source: str, target: str) -> str:
-    """What -v of docker run takes, quoted for a shell; ./NAME is a folder of the one in which it is typed."""
+    """What -v of docker run and --container-mounts take, quoted for a shell; ./NAME is in the folder in which it is typed."""
     mount = re.sub(r'([$`"\\])', r"\\\1", f"{source}:{target}")
     return f'"$PWD/{mount.removeprefix("./")}"' if source.startswith("./") else f'"{mount}"'
 
@@ -155,9 +176,16 @@ def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
     nodes += f" --gpus-per-node={here.gpus}" if trains and here.gpus else ""
     if here.program:
         return f"srun{nodes} {here.program} {words}" if trains else f"{here.program} {words}"
-    image = shlex.quote(here.image or f"dockerd://{here.usual}")
-    container = f'--container-image={image} --container-mounts="{here.folder}:{here.results}" --no-container-entrypoint'
-    return f"srun{nodes} {container} /opt/slipway/bin/slipway {words}"
+    mounts = list(here.others)
+    before = "mkdir -p runs && " if trains and not here.source else ""
+    if here.source or trains:
+        mounts.insert(0, (here.source or "./runs", here.results))
+    quoted = ",".join(quote_mount(*mount)[1:-1] for mount in mounts)
+    options = [f"--container-image={shlex.quote(here.image or here.placeholder)}"]
+    options += [f'--container-mounts="{quoted}"'] if mounts else []
+    options += [f"--container-workdir={target}" for _, target in mounts if target == WORKSPACE]
+    options += ["--no-container-mount-home", "--no-container-entrypoint"]
+    return f"{before}srun{nodes} {' '.join(options)} /opt/slipway/bin/slipway {words}"
 
 
 def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
@@ -177,13 +205,15 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
     return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
 
 
+# What slurm/train.sbatch mounts, and the variables that it exports.
+BATCH_FOLDERS = MappingProxyType({"/checkpoints": "RUNS", WORKSPACE: "SLURM_SUBMIT_DIR", "/data": "DATA"})
 COMPOSE = "compose"  # what docker runs for a service of a compose file
 FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
         HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}"),
         DOCKER.name: CommandForm(_in_docker, mounts=True),
         COMPOSE: CommandForm(_in_compose, names_image=False),
-        SLURM.name: CommandForm(_in_slurm),
+        SLURM.name: CommandForm(_in_slurm, mounts=True, placeholder=SQUASHED, folders=BATCH_FOLDERS, requeues=True),
         KUBERNETES.name: CommandForm(_in_kubernetes),
     }
 )
