@@ -86,7 +86,10 @@ python="${PYTHON:-python3}"
 [[ "$file" == *.sqsh ]] || misuse "'$file' does not end in .sqsh."
 [[ ! -e "$file" ]] || fail "$file is there already, and stays: jobs may be using it. Name another file, and that one in IMAGE" \
     "for your jobs, or take it away first: rm $file"
-[[ -w "$folder" ]] || fail "$folder is no folder that $(id --user --name) may write to. Type: slurm/setup.sh $(dirname "$folder")"
+# setup.sh makes a folder `images` in one that people share; other folders are none of its business.
+remedy="Name a file in a folder of yours."
+if [[ "$folder" == */images && "$folder" != /images ]]; then remedy="Type: slurm/setup.sh $(dirname "$folder")"; fi
+[[ -w "$folder" && -d "$folder" ]] || fail "$folder is no folder that $(id --user --name) may write to. $remedy"
 
 case "$source" in
     dockerd://?* | podman://?* | *.tar | *.tar.zst)

@@ -18,6 +18,7 @@ case "$#:${1:-}" in
     *) say "slurm/setup.sh [--group NAME] DIR"; exit 2 ;;
 esac
 dir=$(realpath --no-symlinks "$dir")
+[[ "$dir" != / ]] || fail "/ is this machine's own. Name a folder that all nodes share: slurm/setup.sh /shared/train"
 gid=$(id --group)
 if [[ -n "$group" ]]; then
     gid=$(getent group "$group" | cut --delimiter=: --fields=3) ||

@@ -267,6 +267,8 @@ def test_enroot_is_asked_for_a_registrys_image(source: str, asked: str, images: 
         (("dockerd://slipway-test-none:1", "{images}/image.sqsh"), 78, "docker gives no image slipway-test-none:1"),
         (("/nowhere/slipway.tar.zst", "{images}/image.sqsh"), 78, "there is no /nowhere/slipway.tar.zst"),
         (("dockerd://slipway:dev", "/nowhere/images/image.sqsh"), 78, "Type: slurm/setup.sh /nowhere"),
+        (("dockerd://slipway:dev", "/nowhere/image.sqsh"), 78, "Name a file in a folder of yours."),
+        (("dockerd://slipway:dev", "/images/image.sqsh"), 78, "Name a file in a folder of yours."),
     ],
 )
 def test_what_cannot_work_is_refused(words: tuple[str, ...], code: int, says: str, images: Path) -> None:

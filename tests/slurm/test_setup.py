@@ -102,6 +102,7 @@ def test_what_others_made_is_never_changed(place: Path) -> None:
     ("words", "user", "code", "says"),
     [
         ((), MEMBER, 2, "setup.sh [--group NAME] DIR"),
+        (("/",), MEMBER, 78, "Name a folder that all nodes share"),
         (("--shared", "{place}/lab"), MEMBER, 2, "setup.sh [--group NAME] DIR"),
         (("--help",), MEMBER, 2, "setup.sh [--group NAME] DIR"),
         (("--group", "no-such-group", "{place}/lab"), MEMBER, 78, "there is no group no-such-group"),

@@ -359,9 +359,10 @@ def test_the_container_has_explicit_flags(cluster: Path) -> None:
         ({"VENV": "", "IMAGE": "/nowhere.sqsh"}, "Make it: slurm/import.sh"),
         ({"VENV": ""}, "/images/slipway.sqsh"),
         ({"VENV": "", "IMAGE": "images/slipway.sqsh"}, "the absolute path of a .sqsh file"),
-        ({"RUNS": "/proc/runs"}, "slurm/setup.sh"),
+        ({"RUNS": "/proc/runs"}, "Type: slurm/setup.sh /"),
+        ({"RUNS": "/proc/runs", "SHARED": "/"}, "Set SHARED to a folder"),
     ],
-    ids=["no environment", "no image", "no default image", "a relative path", "no folder"],
+    ids=["no environment", "no image", "no default image", "a relative path", "no folder", "the root"],
 )
 def test_what_is_missing_is_told_before_anything_starts(cluster: Path, variables: dict[str, str], told: str) -> None:
     done = submitted(cluster, **variables)
@@ -408,6 +409,101 @@ def test_what_the_shell_of_the_submission_says_about_ranks_does_not_count(cluste
     kept = {line.partition("=")[0] for line in (cluster / "calls.env").read_text().splitlines()}
     assert not kept & set(left)
     assert "SLIPWAY_RUNS" in kept
+
+
+ENROOT = """
+echo "$@" >>"$CALLS.enroot"
+case "$1" in
+    digest) [[ -z "${NO_DIGEST:-}" ]] && echo sha256:0a1b ;;
+    import) [[ -z "${NO_IMPORT:-}" && "$2" == --output ]] && echo "$4" >"$3" ;;
+esac
+"""
+
+
+@pytest.fixture
+def registry(cluster: Path) -> Path:
+    """The same cluster with a stand-in for enroot, and the folder for images."""
+    (cluster / "bin/enroot").write_text(f"#!/bin/bash\n{ENROOT}\n")
+    (cluster / "bin/enroot").chmod(0o755)
+    (cluster / "images").mkdir()
+    return cluster
+
+
+def test_an_image_of_a_registry_is_imported_by_the_first_job_alone(registry: Path) -> None:
+    for _ in range(2):
+        done = submitted(registry, VENV="", IMAGE="registry.example#team/slipway:1")
+        assert done.returncode == 0, done.stderr
+        assert f"--container-image={registry}/images/sha256-0a1b.sqsh " in calls(registry, "srun")
+    assert (registry / "calls.enroot").read_text().count("import ") == 1
+    assert [path.name for path in (registry / "images").iterdir()] == ["sha256-0a1b.sqsh"]
+    assert (registry / "images/sha256-0a1b.sqsh").read_text() == "docker://registry.example#team/slipway:1\n"
+
+
+@pytest.mark.parametrize("lacking", ["NO_DIGEST", "NO_IMPORT", "folder", "enroot"])
+def test_an_image_that_cannot_be_imported_once_is_left_to_the_nodes(registry: Path, lacking: str) -> None:
+    if lacking == "folder":
+        (registry / "images").rmdir()
+    if lacking == "enroot":
+        (registry / "bin/enroot").unlink()
+    done = submitted(registry, VENV="", IMAGE="registry.example#team/slipway:1", **{lacking: "1"})
+    assert done.returncode == 0, done.stderr
+    assert "--container-image=registry.example#team/slipway:1 " in calls(registry, "srun")
+    assert "each node imports IMAGE=registry.example#team/slipway:1 itself" in done.stderr
+    assert lacking == "folder" or not list((registry / "images").iterdir())
+
+
+@pytest.mark.parametrize("image", ["dockerd://slipway:dev", "{here}/images/own.sqsh"])
+def test_another_image_is_not_imported(registry: Path, image: str) -> None:
+    (registry / "images/own.sqsh").touch()
+    named = image.format(here=registry)
+    submitted(registry, VENV="", IMAGE=named)
+    assert f"--container-image={named} " in calls(registry, "srun")
+    assert not calls(registry, "enroot")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("/home/me/lib:/opt/torch", ""),
+        ("/workspace/src:lib", "/workspace/src:lib"),
+        ("{here}/src:/home/me/lib", "/workspace/src"),
+        ("/text/lib:/textile:/scratch/text/lib", "/text/lib"),
+        ("", ""),
+    ],
+)
+def test_python_in_the_container_gets_only_folders_that_it_has(cluster: Path, given: str, kept: str) -> None:
+    image = {"VENV": "", "IMAGE": "registry#slipway:1", "MOUNTS": "/scratch/text:/text:ro"}
+    path = given.format(here=cluster)
+    ours = {"PYTHONPATH": path} if path else {}
+    done = submitted(cluster, TRAINS='env >"$CALLS.env"', PYTHONHOME="/opt/python", **ours, **image)
+    seen = dict(line.split("=", 1) for line in (cluster / "calls.env").read_text().splitlines() if "=" in line)
+    assert (seen.get("PYTHONPATH", ""), "PYTHONHOME" in seen) == (kept, False)
+    assert "PYTHONHOME=/opt/python does not count" in done.stderr
+    assert (f"PYTHONPATH={path} is '{kept}' in the container" in done.stderr) == (path != kept)
+    submitted(cluster, TRAINS='env >"$CALLS.env"', PYTHONHOME="/opt/python", **ours)
+    assert "PYTHONHOME=/opt/python" in (cluster / "calls.env").read_text(), (
+        "a virtual environment is on the node itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tracking", "plugin", "warned"),
+    [
+        ("linuxproc", "required pyxis.so use_squashfuse=1", True),
+        ("linuxproc", "required pyxis.so", False),
+        ("cgroup", "required pyxis.so use_squashfuse=1", False),
+    ],
+)
+def test_a_job_whose_snapshot_scancel_would_lose_is_warned(
+    cluster: Path, tracking: str, plugin: str, warned: bool
+) -> None:
+    (cluster / "plugstack.conf").write_text(f"include {cluster}/plugstack.conf.d/*.conf\n")
+    (cluster / "plugstack.conf.d").mkdir()
+    (cluster / "plugstack.conf.d/pyxis.conf").write_text(f"{plugin}\n")
+    told = f"PlugStackConfig         = {cluster}/plugstack.conf\nProctrackType           = proctrack/{tracking}"
+    record = "JobId=7 Restarts=0 JOB_GRES=(null)"
+    done = submitted(cluster, VENV="", IMAGE="registry#slipway:1", RECORD=f"{told}\n{record}")
+    assert ("scancel --signal=INT 7" in done.stderr) == warned
 
 
 OUTER = {"SLURM_ARRAY_JOB_ID": "99", "SLURM_ARRAY_TASK_ID": "7", "SLURM_RESTART_COUNT": "3", "SLURM_GPUS_PER_NODE": "2"}
