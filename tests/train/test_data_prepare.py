@@ -22,9 +22,10 @@ from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.text import inputs
 from slipway.train.text.inputs import read_parts
+from slipway.train.text.piece import Output
 from slipway.train.text.preparation import Settings, prepare
 from slipway.train.text.token_folder import DTYPES, TokenFolder, read_folder
-from slipway.train.text.tokenizer import open_tokenizer
+from slipway.train.text.tokenizer import ByteTokenizer, open_tokenizer
 
 SMALL = 700  # bytes in a piece, so that a test has many
 
@@ -463,3 +464,18 @@ def test_preparing_needs_no_torch(tmp_path: Path) -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ)
     assert shown.stdout.splitlines()[-1] == "False"
+
+
+def test_what_is_prepared_goes_through_no_link_that_others_put_there(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.preparation").symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigurationError, match="holds no tokens"):
+        prepare(
+            [write_lines(tmp_path / "a.jsonl", documents(2))], tmp_path / "out", ByteTokenizer(), Settings(), 1, print
+        )
+    assert not [*(tmp_path / "victim").iterdir()]
+    (tmp_path / f".piece.bin.{os.getpid()}").symlink_to(tmp_path / "victim/file")
+    Output(tmp_path / "piece.bin", "uint16").finish()
+    assert (tmp_path / "piece.bin").is_file()
+    assert not (tmp_path / "victim/file").exists()

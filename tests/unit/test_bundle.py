@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stand_ins import make_sources, plan_for
 
 from slipway.inspect import bundle
 from slipway.inspect.bundle import bundle_run
+from slipway.inspect.report import NotOursError, write_page
 from slipway.launch.run_directory.run import write_plan
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import write_json
@@ -178,3 +180,28 @@ def test_the_plan_is_kept_with_its_notes_and_without_secrets(run: Path) -> None:
     assert set(kept) == {"topology", "values", "torchrun", "notes"}
     assert kept["torchrun"]["argv"][-2:] == ["--hub-token", "***"]
     assert kept["values"]["SLIPWAY_TOKEN"]["value"] == "***"
+
+
+def test_it_is_for_its_owner_alone_and_goes_through_no_link_that_others_put_there(run: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".x.tar.gz.{os.getpid()}").symlink_to(victim)
+    pack(run)
+    assert victim.read_text() == "mine"
+    assert Path("x.tar.gz").stat().st_mode & 0o777 == 0o600
+    assert not Path("x.tar.gz").is_symlink()
+    Path("y.tar.gz").symlink_to("nowhere")
+    with pytest.raises(LaunchError, match=r"y\.tar\.gz exists already"):
+        pack(run, "y.tar.gz")
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("nowhere")]
+)
+def test_a_report_replaces_nothing_that_others_put_in_its_place_and_does_not_wait_for_it(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "report.html")
+    with pytest.raises(NotOursError, match="is not overwritten"):
+        write_page(tmp_path / "report.html", "page")
+    assert not (tmp_path / "nowhere").exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +20,7 @@ from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.claims import claim, highest_claim, read_claim
 from slipway.store.copier import Assignment, Copier
+from slipway.store.files import fetch_files, find_files, hash_listing
 from slipway.store.folder import FolderStore
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError
 from slipway.store.records import RecordCopy, fetch_records
@@ -284,3 +287,21 @@ def test_folders_in_folders_without_end_do_not_end_a_listing_with_a_traceback(
     assert any("lies too deep" in line for line in store.odd)
     with pytest.raises(StoreError, match="too deep"):
         store.find("run")
+
+
+@pytest.mark.parametrize("where", ["the folder", "a file in it"])
+def test_what_is_fetched_goes_through_no_link_that_others_put_there(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    store, before = FakeStore({"data/a": b"content"}), contents(victim)
+    files = find_files(store, "data")
+    folder = tmp_path / f".out.fetching-{socket.gethostname()}"
+    if where == "the folder":
+        plant(folder, lambda path: path.symlink_to(victim))
+    else:
+        part = folder / hash_listing(files) / "parts" / hashlib.sha256(b"a").hexdigest()
+        part.parent.mkdir(parents=True)
+        plant(part, lambda path: path.symlink_to(victim / "secret"))
+    with pytest.raises(OSError, match=r"link|Not a directory"):
+        fetch_files(store, "s3://b/data", "data", files, tmp_path / "out", {}, pauses=())
+    assert contents(victim) == before, "nothing was written or deleted"

@@ -171,14 +171,18 @@ def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, 
 
 
 def write_archive(target: Path, parts: Iterable[ArchivePart], clean: Callable[[str], str], now: float) -> None:
-    """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten."""
+    """Write the parts, through `clean`, into a folder of the archive's name. Raises LaunchError; nothing is overwritten.
+
+    Nobody else may read the archive, and a link that somebody put in the place of a file is not followed.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        if target.exists():
+        if os.path.lexists(target):
             raise LaunchError(
                 f"{target} exists already, and nothing is overwritten. Name another: --bundle FILE{NAME_ENDS}."
             )
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
                 for part in parts:
                     content = clean_part(part, clean).encode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from slipway.inspect import report_tables
 from slipway.inspect.report_run import Record
 from slipway.inspect.report_tables import measurements, plots, remarks
 from slipway.protocol.durable import replace_file
+from slipway.protocol.files import open_regular
 from slipway.train.measure.plots import COLOURS, PLOT_CSS, SERIES, Axis, Curve, comparison_rows, draw
 
 GENERATOR = "slipway report"
@@ -93,9 +95,18 @@ def switches(count: int) -> str:
 
 def write_page(path: Path, page: str) -> None:
     """Write the page, in one go, over an older one if there is any. Raises OSError, and NotOursError for another file."""
-    if path.exists() and f'content="{GENERATOR}' not in path.read_text(errors="replace")[:1000]:
+    if os.path.lexists(path) and not _is_page(path):
         raise NotOursError(f"{path} is not a page of `{GENERATOR}`, and is not overwritten.")
     replace_file(path, page)
+
+
+def _is_page(path: Path) -> bool:
+    """Whether such a page is there, and not a link, a pipe or a device in its place."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return f'content="{GENERATOR}'.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 WIDTH = 1000  # of the bar

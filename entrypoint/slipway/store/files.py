@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from slipway.protocol.durable import make_folder, remove_tree, replace_file, sync_folder, sync_tree
-from slipway.protocol.files import read_json
+from slipway.protocol.files import open_regular, read_json
 from slipway.store.download import CorruptError, read_ahead
 from slipway.store.objects import MissingObjectError, ObjectFacts, ObjectStore, StoreRefusedError, UnreachableError
 
@@ -194,7 +194,9 @@ def _hold(folder: Path, say: Callable[[str], object]) -> Iterator[Path]:
     while True:
         make_folder(folder)
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(
+                folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            )  # what is not ours in it is deleted
         except FileNotFoundError:
             continue  # its holder has just removed it
         try:
@@ -218,7 +220,7 @@ def _hold(folder: Path, say: Callable[[str], object]) -> Iterator[Path]:
 
 def _is_same(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -280,7 +282,7 @@ class Transfer:
             return self._count(facts.size, came=False)
         algorithm, expected = self.sums.get(each, ("", ""))
         digest = hashlib.new(algorithm, usedforsecurity=False) if algorithm else None
-        with part.open("a+b") as file:
+        with os.fdopen(open_regular(part, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b") as file:
             # The last piece may not have reached the disk before a machine lost its power.
             begin = max(0, (min(file.tell(), facts.size) - 1) // PIECE) * PIECE
             file.truncate(begin)

@@ -155,7 +155,8 @@ class Output:
     def __init__(self, file: Path, dtype: str) -> None:
         """Create a temporary file beside `file`. Raises OSError."""
         self._file, self._temporary = file, file.with_name(f".{file.name}.{os.getpid()}")
-        self._open = self._temporary.open("wb")
+        self._temporary.unlink(missing_ok=True)
+        self._open = self._temporary.open("xb")  # a link that somebody put there is not followed
         self._dtype, self._digest = dtype, hashlib.sha256()
         self._documents = self._tokens = self._bytes = 0
         self._largest = 0

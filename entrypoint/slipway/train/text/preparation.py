@@ -167,7 +167,7 @@ def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
 def begin_plan(out: Path, tokenizer: Tokenizer, settings: Settings, sources: Sequence[TextSource]) -> PiecePlan:
     """Return the plan after writing it to disk. Raises ConfigurationError if `out` has other content."""
     work = out / WORK
-    if out.exists() and not work.exists() and any(out.iterdir()):
+    if out.exists() and (work.is_symlink() or not work.is_dir()) and any(out.iterdir()):
         raise ConfigurationError(f"{out} is there already and holds no tokens. Type another --out.")
     share = SHARE if settings.validation is None else settings.validation
     pieces = plan_pieces(sources, settings.column, share)
