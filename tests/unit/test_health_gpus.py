@@ -13,6 +13,7 @@ from slipway.check.devices import (
     find_xids,
     judge_driver,
     judge_gpu,
+    judge_other_records,
     judge_xids,
     look_at_gpus,
     look_at_kernel_log,
@@ -162,7 +163,71 @@ def test_xid_errors_of_hardware_are_a_warning_with_number_and_age() -> None:
 def test_xid_errors_of_programs_are_a_fact() -> None:
     row = judge_xids(find_xids(KMSG.splitlines()[:3]), now=8000.0)
     assert row.level == "ok"
-    assert "1 of programs" in row.found
+    assert "1 of programs, or corrected (numbers 31)" in row.found
+
+
+# The forms of records of real machines: an A100 and a B200 with GSP, NVLink 5, NVSwitches; the values are made up.
+GSP = [
+    "NVRM: Xid (PCI:0000:61:00): 119, pid=123, name=python, Timeout after 6s of waiting for RPC response from GPU0 GSP! "
+    "Expected function 10 (FREE) (0xc0000005 0x0).",
+    "NVRM: GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) and data 0x20802a02 0x8.",
+    "NVRM: GPU0 RPC history (CPU -> GSP):",
+    "NVRM:     entry function                   data0              data1              ts_start           ts_end",
+    "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:61:00 (printing 1 of every 30).  The GPU likely needs to be reset.",
+]
+OFF = [
+    "NVRM: Xid (PCI:0000:29:00): 79, GPU has fallen off the bus.",
+    "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.",
+]
+NONFATAL = "NVRM: Xid (PCI:0018:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00086226 0x00000001 0x00000000)"
+ACTION = "NVRM: Xid (PCI:0000:29:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+
+
+def judge(*texts: str) -> list[Finding]:
+    records = [f"4,{place},{place}000000,-;{text}\n SUBSYSTEM=pci" for place, text in enumerate(texts)]
+    return [judge_xids(find_xids(records), 3600.0), *judge_other_records(records, 3600.0)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "level", "says", "advice"),
+    [
+        (GSP, "warning", "1 in the kernel's log (numbers 119)", "reset the GPU"),
+        (OFF, "warning", "1 in the kernel's log (numbers 79)", "restart the machine"),
+        (OFF[1:], "warning", "Xid 79 of 0000:29:00", "restart the machine"),
+        (["NVRM: GPU at PCI:0000:1a:00 has fallen off the bus"], "warning", "Xid 79 of 0000:1a:00", "restart the machine"),
+        ([OFF[0], ACTION], "warning", "(numbers 79, 154); the last 1.0 hours ago: Xid 154 of 0000:29:00", "restart the machine"),
+        ([ACTION.replace("0x0 (None) to 0x2 (Node Reboot Required)", "0x1 (GPU Reset Required) to 0x0 (None)")], "ok", "", ""),
+        ([NONFATAL], "ok", "1 of programs, or corrected (numbers 149)", ""),
+        ([NONFATAL.replace("Nonfatal", "Fatal")], "warning", "numbers 149", "reset the GPU"),
+        (["NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping"], "ok", "numbers 63", ""),
+        (["NVRM: Xid (0000:af:00): 48, pid='<unknown>', name=<unknown>, Ch 00000008"], "warning", "0000:af:00", "reset"),
+        (["NVRM: Xid (PCI:0000:af:00): 68, pid=7", "NVRM: Xid (PCI:0000:af:00): 109, pid=7"], "ok", "numbers 68, 109", ""),
+        (["NVRM: Xid (PCI:0000:af:00): 999, pid=7"], "warning", "999", "contact support"),
+    ],
+)  # fmt: skip
+def test_records_of_real_machines(texts: list[str], level: str, says: str, advice: str) -> None:
+    (row,) = judge(*texts)
+    assert (row.level, says in row.found, advice in row.advice) == (level, True, True), row
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "level", "says"),
+    [
+        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+         "NVSwitch errors", "ok", "1, none of them fatal"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal",
+         "NVSwitch errors", "warning", "1 fatal; the last 1.0 hours ago: SXid 23001 of 0000:59:00.0: Link 12 Always Fatal"),
+        ("Out of memory: Killed process 4242 (python) total-vm:9kB, anon-rss:8kB", "out of memory", "ok", "python (4242)"),
+        ("Memory cgroup out of memory: Killed process 42 (pt_main_thread) total-vm:9kB", "out of memory", "ok", "(42)"),
+        ("pt_main_thread[253]: segfault at 7f797fe00000 ip 00007f7c sp 00007f7c error 4 in libnccl.so.2[7f7c7ac00000+d3d3000]",
+         "NCCL", "ok", "crashes in libnccl.so.2: 1; the last 1.0 hours ago: pt_main_thread (253)"),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_says_of_switches_and_processes(text: str, row: str, level: str, says: str) -> None:
+    xids, found = judge(text)
+    assert xids.level == "ok"
+    assert (found.what, found.level) == (row, level)
+    assert says in found.found
 
 
 def test_the_kernels_log_is_read_where_it_may_be_and_else_skipped(tmp_path: Path) -> None:

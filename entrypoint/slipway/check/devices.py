@@ -21,6 +21,7 @@ from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, ask
 from slipway.launch.resolve.packages import locate_module, read_cuda
+from slipway.protocol import xids as xids_table
 from slipway.protocol.cgroups import read_kernel_file
 from slipway.protocol.variants import advise_variant, fitting, why_unusable
 
@@ -228,15 +229,18 @@ def _pcie(nvml: Any, gpu: Any) -> str:
 KMSG = Path("/dev/kmsg")
 RECORD = 8192  # bytes; the kernel gives one record per read and refuses smaller buffers
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)(?:, (.*))?")
-# A program's own mistakes, such as an access out of bounds, or its end: 13 graphics exception, 31 MMU fault, 43 stopped
-# processing, 45 preemptive cleanup. All others point to hardware, firmware or driver.
-PROGRAMS = frozenset({13, 31, 43, 45})
+OFF = re.compile(
+    r"NVRM: GPU (?:at PCI:)?([\da-fA-F:.]+):? (?:GPU )?has fallen off the bus"
+)  # said without a number, too
+SXID = re.compile(r"nvidia-nvswitch\d+: SXid \((?:PCI:)?([^)]+)\): (\d+), (Non-fatal|Fatal), (.*)")
+KILL = re.compile(r"[Oo]ut of memory: Killed process (\d+) \(([^)]*)\)")
+SEGFAULT = re.compile(r"(\S+)\[(\d+)\]: segfault at .* in (libnccl\.so[\w.]*)\[")
 
 
 @dataclass(frozen=True)
 class Xid:
     """An error that the NVIDIA driver wrote into the kernel's log: seconds since the machine started, the GPU's PCI address, the
-    error's number (https://docs.nvidia.com/deploy/xid-errors/ lists them) and the driver's text.
+    error's number (protocol/xids.py) and the driver's text.
     """
 
     at: float
@@ -255,7 +259,9 @@ def look_at_kernel_log(log: Path = KMSG) -> Iterator[Finding]:
         )
         yield skipped("Xid errors", reason)
         return
-    yield judge_xids(find_xids(records), time.clock_gettime(time.CLOCK_MONOTONIC))
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    yield judge_xids(find_xids(records), now)
+    yield from judge_other_records(records, now)
 
 
 def read_kernel_log(log: Path = KMSG) -> list[str]:
@@ -280,28 +286,65 @@ def read_kernel_log(log: Path = KMSG) -> list[str]:
 def find_xids(records: Sequence[str]) -> list[Xid]:
     """The Xid errors among records of the form `level,number,microseconds,flags;text`."""
     found = []
+    for at, text in _texts(records):
+        if match := XID.search(text):
+            found.append(Xid(at, match[1], int(match[2]), (match[3] or "").strip()))
+        elif match := OFF.search(text):  # beside its Xid, or in its place
+            pci = match[1].rpartition(".")[0] or match[1]
+            if not any(xid.number == 79 and xid.pci == pci for xid in found):
+                found.append(Xid(at, pci, 79, "GPU has fallen off the bus."))
+    return found
+
+
+def _texts(records: Sequence[str]) -> Iterator[tuple[float, str]]:
+    """When records were written, in seconds since the machine started, and the first line of each: the second are its keys."""
     for record in records:
         head, _, text = record.partition(";")
         fields = head.split(",")
-        if (match := XID.search(text)) and len(fields) > 2 and fields[2].isdigit():
-            found.append(Xid(int(fields[2]) / 1e6, match[1], int(match[2]), (match[3] or "").strip()))
-    return found
+        if len(fields) > 2 and fields[2].isdigit():
+            yield int(fields[2]) / 1e6, text.partition("\n")[0]
+
+
+def judge_other_records(records: Sequence[str], now: float) -> Iterator[Finding]:
+    """Rows about NVSwitches and what the kernel did to processes, none where there is nothing."""
+    texts = [*_texts(records)]
+    switches = [(at, match) for at, text in texts if (match := SXID.search(text))]
+    if fatal := [(at, match) for at, match in switches if match[3] == "Fatal"]:
+        at, last = fatal[-1]
+        found = f"{len(fatal)} fatal; the last {_ago(at, now)}: SXid {last[2]} of {last[1]}: {last[4][:160]}"
+        yield warning(
+            "NVSwitch errors", found, "look at the fabric manager's log; reset the GPUs and the switches, or reboot"
+        )
+    elif switches:
+        yield ok("NVSwitch errors", f"{len(switches)}, none of them fatal")
+    # Whose they were is not known, so they are facts.
+    if kills := [(at, match) for at, text in texts if (match := KILL.search(text))]:
+        at, last = kills[-1]
+        yield ok("out of memory", f"processes killed: {len(kills)}; the last {_ago(at, now)}: {last[2]} ({last[1]})")
+    if faults := [(at, match) for at, text in texts if (match := SEGFAULT.search(text))]:
+        at, last = faults[-1]
+        yield ok("NCCL", f"crashes in {last[3]}: {len(faults)}; the last {_ago(at, now)}: {last[1]} ({last[2]})")
+
+
+def _ago(at: float, now: float) -> str:
+    return f"{max(0.0, now - at) / 3600:.1f} hours ago"
 
 
 def judge_xids(xids: Sequence[Xid], now: float) -> Finding:
     """One row; `now` in seconds since the machine started."""
-    serious = [xid for xid in xids if xid.number not in PROGRAMS]
+    serious = [xid for xid in xids if xids_table.is_serious(xid.number, xid.text)]
     if not serious:
-        programs = f"; {len(xids)} of programs (numbers 13, 31, 43, 45)" if xids else ""
-        return ok("Xid errors", f"none of hardware or driver in the kernel's log{programs}")
+        others = sorted({xid.number for xid in xids})
+        more = f"; {len(xids)} of programs, or corrected (numbers {', '.join(map(str, others))})" if xids else ""
+        return ok("Xid errors", f"none of hardware or driver in the kernel's log{more}")
     last = serious[-1]
-    hours = max(0.0, now - last.at) / 3600
     numbers = ", ".join(str(number) for number in sorted({xid.number for xid in serious}))
+    cause = next((xid for xid in reversed(serious) if xid.number != 154), last)  # 154 sums it up
     return warning(
         "Xid errors",
-        f"{len(serious)} in the kernel's log (numbers {numbers}); the last {hours:.1f} hours ago: "
+        f"{len(serious)} in the kernel's log (numbers {numbers}); the last {_ago(last.at, now)}: "
         f"Xid {last.number} of {last.pci}: {last.text[:160]}",
-        "https://docs.nvidia.com/deploy/xid-errors/ explains each number",
+        f"{xids_table.action(cause.number, cause.pci)} (https://docs.nvidia.com/deploy/xid-errors/)",
     )
 
 
