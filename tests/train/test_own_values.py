@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.gradients import Gradients
+from slipway.train.own.gradients import FEW, Gradients
 from slipway.train.own.objects import Objects
 from slipway.train.own.unrepeatable import Structure, explain_unset
 from slipway.train.own.values import Packing, from_bytes, pack, to_bytes, unpack
@@ -348,12 +348,16 @@ def test_gradients_are_pending_between_a_backward_and_the_step(style: str) -> No
         assert gradients.steps == number
 
 
-def test_what_was_not_remembered_counts_as_pending() -> None:
+@pytest.mark.parametrize(("optimizers", "pending"), [(FEW - 1, False), (FEW, True)])
+def test_what_many_optimizers_did_not_remember_counts_as_pending(optimizers: int, pending: bool) -> None:
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gradients = Gradients([optimizer], lambda: False)
-    optimizer.step()
+    several = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(optimizers)]
+    gradients = Gradients(several, lambda: False)
+    assert not gradients.pending, "before the first backward"
+    model(torch.ones(1, 2)).sum().backward()
     assert gradients.pending
+    several[0].step()
+    assert gradients.pending is pending
 
 
 def test_names_may_have_capital_letters(tmp_path: Path) -> None:

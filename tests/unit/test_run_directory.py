@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -202,7 +202,7 @@ def test_a_process_that_comes_late_to_a_new_run_begins_with_the_same_attempt(tmp
     plan, _ = ask(environ=first)
     prepare_run(choose(environ=first, run_dir="mine"), plan, "0", NOW)
     assert choose(environ=PER_PROCESS, run_dir="mine").attempt == 1
-    assert choose(environ=PER_PROCESS, run_dir="mine", resume="auto").attempt == 2
+    assert choose(environ=PER_PROCESS, run_dir="mine", resume="auto").resume == "auto"
 
 
 def test_a_process_that_is_the_only_one_agrees_with_nobody(tmp_path: Path) -> None:
@@ -300,6 +300,22 @@ def test_a_container_that_is_started_again_after_its_end_has_nothing_to_do() -> 
     write_plan(folder / "node-0", plan, sources)
     with pytest.raises(AlreadyFinishedError, match="in Docker: in a new container"):
         choose_run(plan, sources, NOW)
+
+
+@pytest.mark.parametrize(("words", "snapshot", "refused"), [
+    (("train.py",), True, False),  # only the script knows whether it has more epochs by now
+    (("train.py",), False, True),
+    (("linear",), True, True),
+])  # fmt: skip
+def test_a_finished_script_that_resumes_may_have_more_to_do(
+    words: tuple[str, ...], snapshot: bool, refused: bool
+) -> None:
+    Path("train.py").touch()
+    folder = record("mine", workload=ask(*words)[0].workload.name, word="finished")
+    if snapshot:
+        (folder / "snapshots/step-00000025").mkdir(parents=True)
+    with pytest.raises(AlreadyFinishedError) if refused else nullcontext():
+        assert choose(*words, run_dir="runs/mine", resume="auto").resume == "auto"
 
 
 REQUEUED = BARE_SRUN | {"SLURM_RESTART_COUNT": "2"}

@@ -144,7 +144,7 @@ def choose_run(
         meant = did_you_mean(given.lower(), ("auto", "none")) or did_you_mean(given, runs)
         raise NoNewRunError(f"--resume {given}: there is no such run or snapshot.{meant} Give its path, auto or none.")
     if run.resume == "auto":
-        if not finished_is_fine:
+        if not (finished_is_fine or _may_have_more(run, plan)):
             _refuse_finished(run.path, plan)
     elif run.own:
         pass  # it begins once more where it began at first
@@ -236,6 +236,11 @@ def is_finished(path: Path, plan: Plan) -> bool:
     """Whether the run in a folder has finished what this plan asks for."""
     run, same = RunDirectory(path), (plan.workload.name, plan.arguments)
     return run.outcome.word == Word.FINISHED and (run.record.workload, run.record.arguments) == same
+
+
+def _may_have_more(run: Run, plan: Plan) -> bool:
+    """Whether somebody started a script with `slipway.resume` again: only the script knows whether it has more epochs by now."""
+    return not (plan.workload.own or run.own) and run.newest_step is not None
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:

@@ -31,7 +31,7 @@ class TrainingContents:
     training: Training
 
     @property
-    def step(self) -> int:
+    def number(self) -> int:
         """See Contents."""
         return self.training.step
 

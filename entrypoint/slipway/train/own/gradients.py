@@ -9,6 +9,7 @@ import torch
 
 from slipway.train.own.sharding import local
 
+FEW = 9  # optimizers; with one for each parameter, the time would grow with the square of their number
 # The gradient of each parameter that has one, by the parameter's id, and its version. Weak references, since a new gradient may
 # get the address of one that is gone.
 Fingerprint = dict[int, tuple["weakref.ref[torch.Tensor]", int]]
@@ -18,18 +19,20 @@ class Gradients:
     """Counts the steps of the first of some optimizers, and knows what the gradients were at the last step of any of them."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], wanted: Callable[[], bool]) -> None:
-        """`wanted` is asked at each step whether `pending` will be asked for, since remembering takes time."""
+        """`wanted` is asked at each step of one of FEW or more optimizers whether `pending` will be asked for: remembering takes
+        time, and each of them remembers the gradients of all.
+        """
         self.steps = 0
         self.stepped = False  # since somebody last reset this
         self._optimizers, self._wanted = optimizers, wanted
-        self._at_step: Fingerprint | None = None
+        self._at_step: Fingerprint | None = self._fingerprint()
         for optimizer in optimizers:
             optimizer.register_step_post_hook(self._note_step)
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
         self.steps += optimizer is self._optimizers[0]
         self.stepped = True
-        self._at_step = self._fingerprint() if self._wanted() else None
+        self._at_step = self._fingerprint() if len(self._optimizers) < FEW or self._wanted() else None
 
     @property
     def pending(self) -> bool:

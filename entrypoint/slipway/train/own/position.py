@@ -10,6 +10,7 @@ import torch
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.sources import BatchSource, generators_of, open_source, set_epoch
+from slipway.train.own.unrepeatable import Iterators
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 from slipway.train.worker.context import Context
 
@@ -61,9 +62,14 @@ class Position:
     def __init__(self, context: Context) -> None:
         """At the beginning."""
         self._context, self._device = context, context.device
+        self.loader: Any = None  # that was read last
+        self.goes_on = False  # whether the loop was given an iterator that had been read in an epoch before
+        self._iterators, self._told = Iterators(), False
+        self._yielded = 0  # batches of the call, in this process
         self.epoch, self.in_epochs = 0, False
         self.reading = DataPlace()
         self._calls = 0
+        self._first = 0  # the batches that make up what a job with another number of processes had read of this pass
         self._source: BatchSource | None = None  # that is being read
         self._begun: Draws | None = None  # as it began
         self._generators: dict[int, list[torch.Generator]] = {}  # of the loaders, by call
@@ -92,6 +98,32 @@ class Position:
         if self._random is not None:
             set_random_states(self._device, self._random)
 
+    @property
+    def resumed_with(self) -> RandomStates | None:
+        """The states that the loop will begin with, until it has."""
+        return self._random
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything was read in this epoch."""
+        return self._calls > 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the batch is the first one of its call in the first epoch of this process."""
+        return self._yielded == 1 and not self.reading.again
+
+    @property
+    def batch(self) -> int:
+        """The number of the batch that was read last, within its pass."""
+        return max(0, self._first + self.reading.batches - 1)
+
+    def give_back(self) -> bool:
+        """Count the batch that was read last as not trained on; return False where its source cannot read it again."""
+        back = self._source is not None and self._source.state() is None
+        self.reading.batches -= back
+        return back
+
     def note_resumed(self) -> None:
         """Note that the loop has resumed."""
         self._random = None
@@ -111,9 +143,11 @@ class Position:
             self.reading, self._begun = DataPlace(call), None
         iterator, reading = self._begin(loader, seed), self.reading
         self.note_resumed()
+        self._yielded = 0
         try:
             for batch in iterator:
                 reading.batches += 1
+                self._yielded += 1
                 yield batch
                 boundary()
         finally:  # the loop was left, by `break` or because there are no more batches
@@ -124,7 +158,9 @@ class Position:
 
     def _begin(self, loader: Any, seed: int | None) -> Iterator[Any]:
         reading, device = self.reading, self._device
-        source = open_source(loader, self._context.say, seed)
+        self.loader = loader
+        source = open_source(loader, self._say_again, seed)
+        self._note_iterator(loader)
         set_epoch(loader, self.epoch)
         require_same_batches(reading, source, self.epoch)
         again = reading.call in {*self._generators, *self._stored}
@@ -151,12 +187,29 @@ class Position:
             (lambda: now.restore(device, generators)) if reading.begun else None,
         )
         reading.length, reading.batch_size = source.length, source.batch_size
+        self._first = source.batches_in(samples)
         self._source = source
         return iterator
 
+    def _note_iterator(self, loader: Any) -> None:
+        """Say once that a loop reads on from an iterator, which no restart can."""
+        again = self._iterators.goes_on(loader, self.reading.call)
+        self.goes_on = again or (self.goes_on and isinstance(loader, Iterator))
+        if self.goes_on and not self._told and self._context.place.rank == 0:
+            self._told = True
+            self._context.warn(
+                f"warning: run.batches({type(loader).__name__}) reads from an iterator that was made before the epoch. It cannot "
+                "begin again: after a resume it is not where it was, and the samples are others. Pass what begins again in each "
+                "epoch, such as the loader itself, or read the iterator in a single run.batches, without run.epochs."
+            )
+
+    def _say_again(self, text: str) -> None:
+        if not self.goes_on:
+            self._context.say(text)
+
     def describe(self) -> dict[str, Any]:
         """Return what all ranks have in common, as JSON."""
-        return {"epoch": self.epoch, "in_epochs": self.in_epochs, **asdict(self.reading)}
+        return {"epoch": self.epoch, "in_epochs": self.in_epochs, "goes_on": self.goes_on, **asdict(self.reading)}
 
     def of_rank(self) -> dict[str, Any]:
         """Return what differs from rank to rank, besides the random generators as they are now."""
@@ -176,6 +229,7 @@ class Position:
         """
         fields = dict(described)
         self.epoch, self.in_epochs = fields.pop("epoch"), fields.pop("in_epochs")
+        self.goes_on = fields.pop("goes_on", False)
         self.reading = DataPlace(**fields)
         if own is not None:
             self._begun = Draws(own["random"], own["begun"]) if own["random"] else None

@@ -37,10 +37,11 @@ from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.own.objects import Objects, Tensors
+from slipway.train.own.pause import Pause
 from slipway.train.own.position import Position
 from slipway.train.own.replaying import OwnReplays
 from slipway.train.own.sharding import local
-from slipway.train.own.unrepeatable import Structure, explain_unset
+from slipway.train.own.unrepeatable import PastReads, Structure, explain_counter, explain_unset
 from slipway.train.own.unsaved import Unsaved, device_of
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
@@ -151,12 +152,18 @@ class ResumableRun:
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
         self.state: dict[str, Any] = {}
         optimizers = objects.of_kind(torch.optim.Optimizer)
-        self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self.step >= self._due)
+        self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self._next >= self._due)
         self._counted = bool(optimizers)
         self._before = 0  # steps that were done before this process
+        self._number, self._at = 0, 0  # of the last boundary after which something had changed, and `step` there
+        self._resumed = 0  # `number` of the snapshot
+        self._pause = Pause()
+        self._finished: tuple[str, int] | None = None  # the loop that a snapshot says was finished, and its total
+        self._total = 0
         self._iteration = self._lines = self._boundaries = self._postponed = 0
         self._items = 0  # epochs, iterations and batches that this process handed out, the same on all ranks
         self._checked = False  # whether what run.state held at the first boundary could be saved
+        self._turning = False
         self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
         self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
         self._stopping: str | None = None
@@ -171,7 +178,7 @@ class ResumableRun:
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context, ignored, keeps)
-        self._structure = Structure(objects)
+        self._structure, self._reads = Structure(objects), PastReads()
         atexit.register(self._leave)
         with self._told():
             context.require_same(
@@ -217,6 +224,21 @@ class ResumableRun:
         """How many steps the (first) optimizer has done; without an optimizer, how many boundaries there were."""
         return self._before + (self._gradients.steps if self._counted else self._boundaries)
 
+    @property
+    def number(self) -> int:
+        """By which snapshots are known (see Contents): `step`, but that each boundary counts at which any optimizer stepped."""
+        return self._number
+
+    @property
+    def _next(self) -> int:
+        """What `number` will be at the next boundary, if there is none before."""
+        return self._number + max(int(self._counted), self.step - self._at)
+
+    @property
+    def batch(self) -> int:
+        """The number, from 0, of the batch that the loop is at: what `enumerate` counts, but that it is right after a resume."""
+        return self._position.batch
+
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are not done, of `total`. The end of the loop is the end of the run."""
         return self._run_epochs(self._begin_loop("epochs", total))
@@ -232,44 +254,91 @@ class ResumableRun:
         `exact_augmentation`: seed what each sample draws at random by the sample's position in the epoch, so that it does not
         depend on which process reads it.
         """
+        context = self._context
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             self._unsaved.note_read(loader)
-            for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self.boundary):
-                self._items += 1
-                yield batch
+            try:
+                for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self._turn):
+                    if self._position.is_first and context.place.rank == 0:
+                        self._warn(explain_counter(sys._getframe()))
+                    self._hand_out("batches")
+                    yield batch
+            finally:
+                self._pause.rest("", context.device)
+
+    def enumerate(self, loader: Any, *, exact_augmentation: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield `run.batch` and the batch for each of `batches`."""
+        for batch in self.batches(loader, exact_augmentation=exact_augmentation):
+            yield self.batch, batch
 
     def boundary(self, step: int | None = None, *, saved: bool = True) -> bool:
         """Call this between two steps, on all ranks: snapshots that are due, the stop flag, the heartbeat.
 
-        `epochs`, `steps` and `batches` do so themselves. Where a stop was requested, it saves and raises SystemExit. `step`: how
-        many steps were done, where no optimizer is known. `saved=False`: the caller has to save first; so where a stop was
-        requested this returns True, on all ranks at the same boundary, and the next boundary ends the process.
+        `epochs`, `steps` and `batches` do so themselves. Where a stop was requested, it saves and raises SystemExit, also in a
+        validation. `step`: how many steps were done, where no optimizer is known. `saved=False`: the caller has to save first; so
+        where a stop was requested this returns True, on all ranks at the same boundary, and the next boundary ends the process.
         """
         if self._over or os.getpid() != self._process:
             return False
-        self._begun = True
         with self._told():
-            self._position.note_resumed()
             if not self.keeps and self.state:
                 raise ConfigurationError("run.state is saved by snapshots, and slipway.resume has snapshots=False.")
-            if not self._counted:
+            if not self._counted and (step is not None or self._turning or not self._loop):
                 self._boundaries = self._boundaries + 1 if step is None else step - self._before
-            self._context.progress(self.step)
+            stepped = self._gradients.stepped or not self._counted
+            moved = stepped and not self._pause.within
+            if moved:
+                self._note_moved()
+                if not self._turning:
+                    past = self._loop == "epochs" and not self._position.reads
+                    self._warn(self._reads.note_past(self.state) if past else self._reads.end(None))
+                    self._reads.begin()
+            self._context.progress(self.number)
             self._context.beat(Phase.TRAIN)
             if not self._checked:
                 self._checked = bool(pack_plain(self.state, "run.state", {}))  # refuses now what could not be saved
             self._unsaved.look(self._position.generators, bare=not self._items)
-            if self._counted and not self._gradients.stepped:
+            if not stepped:
                 self._unsaved.require_own_steps()
-                return False
-            self._gradients.stepped = False
+                if self._turning:
+                    return False
             self._snapshots.writer.check()
             word = self._finish_exchange()
             self._stopping = self._stopping or word
-            if (self._stopping and saved) or self.step >= self._due:
+            if not moved:
+                self._pause.note(stepped)
+                if self._stopping and saved:
+                    self._stop_in_pause(self._stopping, stepped)
+            elif (self._stopping and saved) or self.number >= self._due:
                 self._save_or_stop(saved)
             self._context.flag.begin_stop_exchange(place=2 * self._items)
         return self._stopping is not None
+
+    def _note_moved(self) -> None:
+        """Note that the state is another one than at the last boundary."""
+        self._begun, self._gradients.stepped = True, False
+        self._position.note_resumed()
+        self._number, self._at = self._next, self.step
+
+    def _turn(self) -> None:
+        """The boundary between two iterations of `epochs`, `steps` or `batches`."""
+        if self._pause.within:
+            self._warn(self._reads.end(self._position.loader))
+        self._position.note_resumed()
+        self._pause.within, self._turning = "", True
+        self.boundary()
+        self._turning = False
+
+    def _hand_out(self, kind: str) -> None:
+        """Note that the body of a loop over `epochs`, `steps` or `batches` begins."""
+        self._begun = True
+        self._items += 1
+        self._pause.begin(kind, self._context.device)
+        self._reads.begin()
+
+    def _warn(self, text: str) -> None:
+        if text and self._context.place.rank == 0:
+            self._context.warn(text)
 
     def log(self, **values: Any) -> None:
         """Write numbers of this step to metrics.jsonl and TensorBoard. Rank 0 writes; other ranks may call it, too."""
@@ -298,7 +367,7 @@ class ResumableRun:
         if self._over or os.getpid() != self._process:
             return
         with self._told((*EXPLAINED, ExplainedError)):
-            self._replays.check(self.step, work, batch, every, self._snapshots)
+            self._replays.check(self.number, work, batch, every, self._snapshots)
 
     def warm_up(self, work: Callable[[], Any]) -> None:
         """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.
@@ -329,6 +398,8 @@ class ResumableRun:
             if not self.keeps:
                 self._end(Word.FINISHED, f"{self.step} steps")
                 return
+            if self._gradients.stepped:
+                self._note_moved()
             if not self._begun and self._snapshots.saved is not None:
                 self._end(Word.FINISHED, f"was already finished at step {self.step}")
                 return
@@ -347,19 +418,18 @@ class ResumableRun:
                 raise ConfigurationError(
                     f"run.{name} was called after run.{self._loop}, but a run has only one loop. Give the total to a single call."
                 )
-        self._loop = name
-        return count
+        self._loop, self._total = name, count
+        return 0 if self._finished and self._finished[0] == name and count <= self._finished[1] else count
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position
         try:
             while position.epoch < total:
-                self._begun = True
                 position.begin_epoch()
-                self._items += 1
+                self._hand_out("epochs")
                 yield position.epoch
                 position.end_epoch()
-                self.boundary()
+                self._turn()
         except GeneratorExit:
             self._finish_if_left(sys._getframe(1))
             raise
@@ -368,13 +438,12 @@ class ResumableRun:
     def _run_steps(self, total: int) -> Iterator[int]:
         try:
             while self._iteration < total:
-                self._begun = True
                 self._position.restore_random()
                 self._position.note_resumed()
-                self._items += 1
+                self._hand_out("steps")
                 yield self._iteration
                 self._iteration += 1
-                self.boundary()
+                self._turn()
         except GeneratorExit:
             self._finish_if_left(sys._getframe(1))
             raise
@@ -425,7 +494,7 @@ class ResumableRun:
     @property
     def mark(self) -> Hashable:
         """See Contents."""
-        return (self.step, self._iteration, *self._position.describe().values())
+        return (self.number, self.step, self._iteration, *self._position.describe().values())
 
     def align(self) -> None:
         """Have rank 0's buffers in the snapshots of all that may keep the same part; the model keeps its own."""
@@ -450,13 +519,13 @@ class ResumableRun:
         data = torch.cat(
             [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
         )
-        return {**other_random_states(), "data": data}
+        return {**other_random_states(), **(self._pause.states or {}), "data": data}
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """See Contents."""
         tensors, objects, sharded = self._objects.collect()
-        for change in self._structure.changes() if self._context.place.rank == 0 else ():
-            self._context.warn(change)
+        for change in self._structure.changes():
+            self._warn(change)
         for named in tensors.values():
             named.update((name, self._aligned.get(tensor.data_ptr(), tensor)) for name, tensor in [*named.items()])
         tensors["run"] = {}
@@ -468,6 +537,9 @@ class ResumableRun:
             "values": pack_plain(self.state, "run.state", tensors["run"]),
             "position": self._position.describe(),
             "iteration": self._iteration,
+            "steps": self.step,
+            "fresh": self._pause.fresh,
+            "finished": [self._loop, self._total] if self._finishing else None,
             "seed": self._seed,
             **self._replays.state(),
         }
@@ -485,19 +557,25 @@ class ResumableRun:
                 )
             self._objects.load(found.snapshot)
             self.state.update(unpack(state["values"], found.snapshot.tensors["run"]))
-            self._before, self._iteration, self._seed = found.snapshot.step, state["iteration"], state["seed"]
+            self._before = self._at = state.get("steps", found.snapshot.step)
+            self._resumed = self._number = found.snapshot.step
+            self._iteration, self._seed = state["iteration"], state["seed"]
+            self._finished = tuple(state["finished"]) if state.get("finished") else None
             self._replays.resume(found.snapshot.step, state)
             before = state["world_size"]
             rank = place.rank if before == place.world_size else None
-            load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
+            if not state.get("fresh"):
+                load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
             own = None if rank is None else data_of(ranks, rank)
             lines = data_of(ranks, 0)["lines"]
             self._position.load(state["position"], own, before)
-            context.progress(self.step)
+            if state.get("fresh"):
+                self._position.note_resumed()
+            context.progress(self.number)
         if place.rank == 0:
             self._lines = keep_first_metrics(place.run_dir / METRICS_FILE, lines)
-        self._snapshots.rhythm = Rhythm(self._snapshots.rhythm.every, self.step)
-        self._disk = DiskRhythm(self._disk.every, self.step)
+        self._snapshots.rhythm = Rhythm(self._snapshots.rhythm.every, self.number)
+        self._disk = DiskRhythm(self._disk.every, self.number)
         if found is not None:
             self._snapshots.settle(found, self, due=False)
 
@@ -505,7 +583,7 @@ class ResumableRun:
 
     @property
     def _due(self) -> float:
-        """The step of the next snapshot."""
+        """The number of the next snapshot."""
         return min(self._disk.due, self._snapshots.rhythm.due) if self.keeps else math.inf
 
     def _save_or_stop(self, may_stop: bool) -> None:
@@ -522,26 +600,41 @@ class ResumableRun:
         self._unsaved.require_in_place()
         if self._stopping and may_stop:
             self._stop(self._stopping)
-        if self.step >= self._disk.due:
+        if self.number >= self._disk.due:
             self._context.beat(Phase.SAVE)
-            self._disk.begin(self.step)
+            self._disk.begin(self.number)
             self._snapshots.save(self)
             costs = self._context.gather(self._disk.costs(self._snapshots.writer.seconds))
-            self._disk.go_on(self.step, costs)
+            self._disk.go_on(self.number, costs)
             self._context.beat(Phase.TRAIN)
         self._snapshots.keep_in_memory(self)
+
+    def _stop_in_pause(self, word: str, stepped: bool) -> None:
+        """Stop at a boundary after which nothing has changed, or within an iteration, unless gradients are pending."""
+        if any(self._context.total(self._gradients.pending)) or not self._pause.may_stop(stepped):
+            return
+        if self._pause.within and stepped:
+            self._number, self._at = self._next, self.step
+            self._iteration += self._pause.within == "steps"
+        elif self._pause.within == "batches" and not self._position.give_back():
+            return
+        self._unsaved.require_in_place()
+        if said := self._pause.freeze(stepped, self._position.resumed_with, begun=self._begun):
+            self._context.say(said)
+        self._snapshots.saved = None  # what followed the last boundary may have changed anything
+        self._stop(word)
 
     def _stop(self, word: str) -> None:
         self._context.beat(Phase.SAVE)
         if self.keeps:
             self._snapshots.save(self, live=True)
-        self._end(word, f"{word} at step {self.step}{', snapshot saved' if self.keeps else ''}")
+        self._end(word, f"{word} at step {self.number}{', snapshot saved' if self.keeps else ''}")
         raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
 
     def _end(self, word: str, message: str) -> None:
         """Note how the run ended, on all ranks, once everything is written."""
         context, place = self._context, self._context.place
-        self._snapshots.wait(self.step)
+        self._snapshots.wait(self.number)
         self._snapshots.close()
         if self._sinks:
             self._sinks.close()
@@ -597,7 +690,7 @@ class ResumableRun:
                     self._context.warn(
                         f"slipway: the process of rank {rank} ends before its loop, at step {self.step}."
                     )
-            elif self._before and (why := explain_unset(sys.last_value, self._before)):
+            elif self._resumed and (why := explain_unset(sys.last_value, self._resumed)):
                 self._context.warn(why)
             self._snapshots.close()
             self._let_go()  # so that a SIGTERM, sent because another rank failed, ends this process at once

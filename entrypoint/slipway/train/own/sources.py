@@ -50,6 +50,9 @@ class BatchSource(Protocol):
         call. `then`: samples are skipped, and this has to be called after all that draws random numbers before the first batch.
         """
 
+    def batches_in(self, samples: int) -> int:
+        """Return how many batches of a pass are over once so many `samples` of this process are skipped."""
+
     def state(self) -> Any:
         """Return what has to be kept besides the position."""
 
@@ -201,6 +204,10 @@ class WithState:
             then()
         return iterator
 
+    def batches_in(self, samples: int) -> int:
+        """See BatchSource."""
+        return 0
+
     def state(self) -> Any:
         """See BatchSource."""
         return self._loader.state_dict()
@@ -233,6 +240,10 @@ class Plain:
                 f"read {batches} batches of {kind} again in {time.monotonic() - begun:.1f} s, to resume after them"
             )
         return iterator
+
+    def batches_in(self, samples: int) -> int:
+        """See BatchSource."""
+        return 0
 
     def state(self) -> None:
         """See BatchSource."""
@@ -278,6 +289,14 @@ class Indexed:
             iterator = chain([*islice(iterator, 1)], iterator)
         self._skipping.arrange(epoch, 0, 0)  # for whoever iterates over the loader without us
         return iterator
+
+    def batches_in(self, samples: int) -> int:
+        """See BatchSource."""
+        inner = self._skipping.inner
+        if not samples or self.length is None:
+            return 0
+        rest = range(len(inner.sampler) - samples)
+        return self.length - len(BatchSampler(rest, inner.batch_size, inner.drop_last))
 
     def state(self) -> None:
         """See BatchSource."""

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dis
+import gc
 import re
-from collections.abc import Iterator
-from types import CodeType
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.train.own.names import state_of_model
 from slipway.train.own.objects import Objects, shapes
+from slipway.train.own.sources import parts_of
 
 SHOWN = 3  # names in a line
+COUNTERS: tuple[type, ...] = (enumerate, zip, islice)
+DEEPEST = 3  # iterators around one another, such as enumerate(tqdm(run.batches(loader)))
+PAST = (
+    "warning: steps are done in an epoch, and nothing is read by run.batches: after a resume within it the epoch begins again, "
+    "with samples that were trained on. Iterate over run.batches(loader), or leave out run.boundary() within the epoch."
+)
+WATCHED = 4  # iterations: with the second, the iterators are known; in all after it they have to advance
 UNSET = re.compile(r"'(\w+)'")  # the variable in the message of a NameError
 
 
@@ -78,3 +90,159 @@ def set_in(code: CodeType) -> set[str]:
     """Return the names of the variables that code gives a value."""
     stored = (each for each in dis.get_instructions(code) if each.opname.startswith("STORE_"))
     return {name for each in stored for name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))}
+
+
+def explain_counter(own: FrameType) -> str:
+    """Return a line where the loop over `run.batches` counts batches itself, or reads others beside them; `own`: its frame."""
+    frames = [*islice(outwards(own), DEEPEST + 2)]
+    if not any(kind.__name__ in frame.f_code.co_names for frame in frames[1:] for kind in COUNTERS):
+        return ""  # looking for it takes a tenth of a second
+    around = next((each for each in gc.get_objects() if type(each) in COUNTERS and leads_to(each, frames)), None)
+    if isinstance(around, islice):
+        return (
+            "warning: islice(run.batches(…)) counts from 0 again after a resume, so that its epoch has more batches than without "
+            "a failure. Use run.batch instead: if run.batch >= N: break."
+        )
+    if isinstance(around, zip):
+        return (
+            "warning: zip(…, run.batches(…)): what else it reads begins again after a resume within an epoch, and is not what "
+            "was read beside these batches. Pass all in one: run.batches(zip(…)); the number of the batch is run.batch."
+        )
+    if isinstance(around, enumerate) and any(reads_number(frame) for frame in frames):
+        return (
+            "note: enumerate(run.batches(…)) counts from 0 again after a resume within an epoch, so that what depends on its "
+            "number is not the same. Pass the loader to run.enumerate(loader) instead, or use run.batch."
+        )
+    return ""
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, its caller, and so on."""
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def leads_to(iterator: Any, frames: list[FrameType], depth: int = DEEPEST) -> bool:
+    """Whether an iterator reads, perhaps through others, from a generator that runs in one of these frames."""
+    if any(getattr(iterator, "gi_frame", None) is frame for frame in frames):
+        return True
+    return depth > 0 and any(leads_to(each, frames, depth - 1) for each in read_by(iterator))
+
+
+def read_by(iterator: Any) -> list[Any]:
+    """Return the iterators that an iterator refers to; some have several, in a tuple."""
+    inside = gc.get_referents(iterator)
+    inside += [each for several in inside if type(several) is tuple for each in several]
+    return [each for each in inside if hasattr(type(each), "__next__")]
+
+
+def reads_number(frame: FrameType) -> bool:
+    """Whether a loop that stands at its next item reads the number of it, the first of two variables, before it sets it."""
+    code = [each for each in dis.get_instructions(frame.f_code) if each.offset >= frame.f_lasti]
+    if not code or code[0].opname != "FOR_ITER":
+        return False
+    if len(code) < 2 or code[1].opname != "UNPACK_SEQUENCE":
+        return True
+    variables = [
+        (what, name)
+        for each in code[2:]
+        for what, name in zip(
+            re.findall("LOAD|STORE", each.opname),
+            each.argval if isinstance(each.argval, tuple) else (each.argval,),
+            strict=False,
+        )
+    ]
+    return next((what == "LOAD" for what, name in variables[1:] if name == variables[0][1]), False)
+
+
+class Iterators:
+    """The iterators that loops were given before. One that is given again goes on, where a restart would begin it anew."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._before: dict[int, list[Callable[[], Any]]] = {}
+
+    def goes_on(self, loader: Any, call: int) -> bool:
+        """Whether `loader` is an iterator that was read before, or reads from one. `call`: its place in the epoch."""
+        new = [*sources_of(loader)] if isinstance(loader, Iterator) else []
+        known = [each() for several in self._before.values() for each in several]
+        self._before[call] = [weakly(each) for each in new]
+        return any(each is other for each in new for other in known)
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """Return what returns the value, without keeping it alive where that is possible: not with an iterator over a list."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+def sources_of(iterator: Any, depth: int = 2 * DEEPEST) -> Iterator[Any]:
+    """Yield the iterators that an iterator reads from and that read from no others; itself, if there are none."""
+    inside = read_by(iterator) if depth else []
+    for each in inside:
+        yield from sources_of(each, depth - 1)
+    if not inside or hasattr(iterator, "gi_code"):
+        yield iterator
+
+
+class PastReads:
+    """Watches the first iterations of a loop for data loaders that it reads without `run.batches`."""
+
+    def __init__(self) -> None:
+        """Before the first."""
+        self._spans = self._past = 0
+        self._state = ""
+        self._advanced: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def begin(self) -> None:
+        """Note that an iteration begins."""
+        if 0 < self._spans <= WATCHED:
+            self._advanced = {
+                number: (each, found._num_yielded)
+                for number, (each, _) in self._advanced.items()
+                if (found := each()) is not None
+            }
+
+    def end(self, known: Any) -> str:
+        """Note that it is over. Returns a line about a loader that is read in each; `known`: what run.batches was given."""
+        self._spans += 1
+        if self._spans == 2:
+            self._advanced = {id(each): (weakref.ref(each), 0) for each in loader_iterators()}
+        if not 2 <= self._spans <= WATCHED:
+            return ""
+        self._advanced = {
+            number: (each, before)
+            for number, (each, before) in self._advanced.items()
+            if (found := each()) is not None and found._num_yielded > before
+        }
+        read = [found for each, _ in self._advanced.values() if (found := each()) is not None]
+        if self._spans < WATCHED or not read:
+            return ""
+        data = read[0]._dataset
+        if any(
+            data is part
+            for part in parts_of(known, "dataset", "base_dataloader", "_dataloader", "loader", "dataloader")
+        ):
+            return ""
+        return (
+            f"warning: a DataLoader over {type(data).__name__} is read without run.batches: after a resume it begins again, at "
+            "other samples. Iterate over run.batches(loader), or over run.batches(zip(first, second)) for two at once."
+        )
+
+    def note_past(self, state: Mapping[str, Any]) -> str:
+        """Note a boundary after a step in an epoch in which nothing was read by run.batches. Returns a line about the second,
+        unless run.state, where a loop may keep its own position, has changed.
+        """
+        self._past, before, self._state = self._past + 1, self._state, str(state) if self._past < 2 else ""
+        if self._past != 2 or self._state != before:
+            return ""
+        self._spans = WATCHED  # one line is enough
+        return PAST
+
+
+def loader_iterators() -> list[Any]:
+    """Return the passes over DataLoaders that are under way in this process."""
+    return [each for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter)]

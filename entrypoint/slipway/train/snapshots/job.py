@@ -29,8 +29,8 @@ class Contents(Protocol):
     """What a snapshot of this step consists of. All ranks call each method at the same place."""
 
     @property
-    def step(self) -> int:
-        """How many steps were done."""
+    def number(self) -> int:
+        """By which the snapshot is known, and its order among those of an attempt: how many steps were done."""
 
     @property
     def mark(self) -> Hashable:
@@ -72,7 +72,7 @@ class JobSnapshots:
         """
         if self.saved == contents.mark:
             return
-        self.wait(contents.step)
+        self.wait(contents.number)
         self.earlier = self.earlier or bool(self.name)
         contents.align()
         contents.require_sound()
@@ -80,7 +80,7 @@ class JobSnapshots:
         snapshot = self._describe(contents, ranks)
         if self.parts.on_disk and self.held != contents.mark:
             self.writer.start(snapshot, copy=not live)
-        self.saved, self.name = contents.mark, snapshot_name(contents.step)
+        self.saved, self.name = contents.mark, snapshot_name(contents.number)
 
     def wait(self, step: int) -> None:
         """Return on all ranks when the snapshot in progress is written. Raises OSError, or PeerError if another rank failed.
@@ -110,12 +110,12 @@ class JobSnapshots:
         others would have waited as long in the next step.
         """
         rhythm, memory = self.rhythm, self.memory
-        if contents.step < rhythm.due:
+        if contents.number < rhythm.due:
             return
         begun = time.perf_counter()
         memory.wait()
         copying = rhythm.copying + memory.seconds if memory.usable and rhythm.copying else 0.0
-        numbers = copying, rhythm.exchanging, rhythm.pace(contents.step), float(memory.usable)
+        numbers = copying, rhythm.exchanging, rhythm.pace(contents.number), float(memory.usable)
         ranks, [copies, exchanges, paces, usable] = self.gather_ranks(contents, *numbers)
         contents.align()
         exchanged = time.perf_counter()
@@ -124,7 +124,7 @@ class JobSnapshots:
             rhythm.copying = time.perf_counter() - exchanged
         cost = max(copies) + min(exchanges) if any(copies) else 0.0
         kept = {part for part, can in zip(self.parts.of_ranks, usable, strict=True) if can}
-        rhythm.go_on(contents.step, cost, paces[0], kept == {*self.parts.of_ranks})
+        rhythm.go_on(contents.number, cost, paces[0], kept == {*self.parts.of_ranks})
 
     def gather_ranks(self, contents: Contents, *numbers: float) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
         """Return what differs from rank to rank, of all ranks, as it is stored; and for each of the `numbers` every rank's."""
@@ -166,7 +166,7 @@ class JobSnapshots:
         self.held = contents.mark if held and not found.in_memory else None
         [without] = self.context.total(self.parts.on_disk and not held)
         self.saved = None if without or found.in_memory else contents.mark
-        self.name = "" if self.saved is None else snapshot_name(contents.step)
+        self.name = "" if self.saved is None else snapshot_name(contents.number)
         self.earlier = True
         if without:  # a run that starts from another run's snapshot gets a copy, too
             self.save(contents)
@@ -185,4 +185,4 @@ class JobSnapshots:
             state |= {"parts": list(self.parts.of_ranks), "earlier": self.earlier}
             ranks = self.parts.concerned(ranks)
         tensors = {**tensors, "ranks": ranks}
-        return Snapshot(contents.step, state, tensors, self.context.place.attempt)
+        return Snapshot(contents.number, state, tensors, self.context.place.attempt)
