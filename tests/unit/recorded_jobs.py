@@ -19,7 +19,7 @@ from slipway.launch.hangs.hang import Hang, find_hang
 from slipway.launch.hangs.stack_dump import read_stack_dump
 
 KINDS = ("host", "error", "kernel", "link", "desync")
-CHECKED = 10  # moments between two looks of torch's watchdog at what is done
+CHECKED = 10  # moments between two polls of torch's watchdog for what is done
 
 
 class Group(NamedTuple):
