@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import Slipway
 
+from slipway.launch.resolve.portable_values import explain_given
 from slipway.launch.resolve.sources import read_all_values, split_env_file
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
@@ -74,7 +75,7 @@ def test_other_lines_are_refused_by_file_and_line_and_never_show_the_value(tmp_p
         read(tmp_path, f"RANK=0\n\n{line}\n")
     assert caught.value.code == CONFIGURATION
     assert f"{tmp_path / '.env'}, line 3" in str(caught.value)
-    assert "NAME=value" in str(caught.value)
+    assert "Write SLIPWAY_TOKEN=" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -106,7 +107,8 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(
         file.write_bytes(content)
     with pytest.raises(LaunchError, match=r"job\.env cannot be read") as caught:
         split_env_file(file)
-    assert ("save it as UTF-8" in str(caught.value)) is from_powershell
+    assert ("PowerShell" in str(caught.value)) is from_powershell
+    assert content is None or "line 1 is not UTF-8" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -205,3 +207,91 @@ def test_a_file_that_another_user_may_have_put_there_is_refused_unless_somebody_
         assert slipway("status").code == 78
         answer = slipway("plan", "--env-file", ".env", "linear")
     assert "settings from .env: CUDA_INJECTION64_PATH, SLIPWAY_STORE" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "write"),
+    [
+        ("export RANK=1", "it has `export`,", "RANK=1"),
+        ("RANK='1' # mine", "it has quotes and a comment after the value,", "RANK=1"),
+        ("RANK= 1", "it has a space beside the =,", "RANK=1"),
+        ("RANK =1", "it has a space beside the =,", "RANK=1"),
+        (" RANK=1", "it has a space before the name,", "RANK=1"),
+        ("RANK=1 ", "it has a space at the end,", "RANK=1"),
+        ("RANK: 1", "it has no = after the name,", "RANK=1"),
+        ("RANK 1", "it has no = after the name,", "RANK=1"),
+        ("export RANK", "it has `export` and no = after the name,", "RANK=VALUE, with the value itself"),
+        ("SLIPWAY_RUNS=$HOME/runs", "it has a $,", "SLIPWAY_RUNS=VALUE, with the value itself"),
+        ("SLIPWAY_RUNS=a\\b", "it has a backslash,", "SLIPWAY_RUNS=VALUE, with the value itself"),
+        ('SLIPWAY_TOKEN="hunter2"', "it has quotes,", "SLIPWAY_TOKEN=***"),
+    ],
+)
+def test_a_line_that_is_refused_is_shown_with_its_mistake_and_corrected(
+    tmp_path: Path, line: str, what: str, write: str
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        read(tmp_path, f"{line}\n")
+    assert f": {what}" in str(caught.value)
+    assert str(caught.value).endswith(f"Write {write}.")
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"RANK=1\n\nWORKLOAD=Stra\xdfe.py\n")
+    with pytest.raises(LaunchError, match=r"line 3 is not UTF-8\. Save it as UTF-8\."):
+        split_env_file(tmp_path / ".env")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (
+            "SLIPWAY_RUNS",
+            '"/checkpoints"',
+            "the quotes are part .* --env-file keeps them. Write SLIPWAY_RUNS=/checkpoints.",
+        ),
+        ("SLIPWAY_RUNS", "$HOME/runs", "placeholder"),
+        ("SLIPWAY_RUNS", "${HOME}/runs", "placeholder"),
+        ("SLIPWAY_RUNS", "/data # here", "the comment is part .* Write SLIPWAY_RUNS=/data."),
+        ("WORLD_SIZE", '"2"', "the quotes are part .* Write WORLD_SIZE=2."),
+        ("RANK", "'0' # first", "the quotes are part .* Write RANK=0."),
+        ("WORKLOAD", '"gpt --preset small"', "the quotes are part .* Write WORKLOAD=gpt --preset small."),
+        ("SLIPWAY_TOKEN", '"hunter2"', r"the quotes are part .* Write SLIPWAY_TOKEN=\*\*\*\."),
+        ("NCCL_DEBUG", "'INFO'", "the quotes are part .* Write NCCL_DEBUG=INFO."),
+    ],
+)
+def test_what_dockers_env_file_keeps_in_a_value_is_refused(slipway: Slipway, name: str, value: str, why: str) -> None:
+    answer = slipway("plan", "linear", **{name: value})
+    assert answer.code == CONFIGURATION
+    assert re.search(why, answer.err), answer.err
+    assert "hunter2" not in answer.err
+    assert not Path("runs").exists()
+
+
+def test_the_comment_behind_an_address_is_named(slipway: Slipway) -> None:
+    answer = slipway("plan", "linear", WORLD_SIZE="2", RANK="1", MASTER_ADDR="node0 # the first")
+    assert (answer.code, "Write MASTER_ADDR=node0." in answer.err) == (CONFIGURATION, True), answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORKLOAD", "linear --text 'a b'"),
+        ("WORKLOAD", "'a b.py' --x 'y'"),
+        ("SLIPWAY_TOKEN", "pa$sword"),
+        ("SLIPWAY_NOTIFY", "https://chat/#room"),
+        ("SLIPWAY_RUNS", "/mnt/$1"),
+        ("SLIPWAY_RUNS", "/mnt/it's"),
+    ],
+)
+def test_quotes_and_signs_that_may_be_meant_stay(name: str, value: str) -> None:
+    assert explain_given(name, value) == ""
+
+
+def test_plan_names_the_lines_that_do_not_count(slipway: Slipway) -> None:
+    Path(".env").write_text("RANK=3\nHF_TOKEN='abc'\nworld_size=2\nRANK=0\n")
+    answer = slipway("plan", "linear")
+    assert ".env: ignored, because they are no settings of Slipway: HF_TOKEN, world_size." in answer.out
+    assert ".env: RANK stands there 2 times, and the last line counts" in answer.out
+    assert "abc" not in answer.out
+    Path(".env").write_text("RANK=0\n")
+    assert ".env: " not in slipway("plan", "linear").out.replace("from .env: RANK", "")

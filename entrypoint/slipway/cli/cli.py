@@ -155,6 +155,8 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     else:
         if absent := absent_interfaces(job):
             click.echo(f"warning: `slipway run` ends with {CONFIGURATION} here. {absent}")
+        for line in job.sources.ignored:
+            click.echo(line)
         click.echo("\n".join(plan_lines(made, values, options_lines(job))))
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.launch.resolve.foreign_values import ForeignValueError, explain_value
+from slipway.launch.resolve.portable_values import PORTABLE, explain_given, explain_line
 from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
@@ -64,6 +65,7 @@ class Sources(NamedTuple):
     defaults: Mapping[str, str] = MappingProxyType({})  # keyed by setting name, where this place has others
     origins: Mapping[str, str] = MappingProxyType({})  # of `options`, where it was not the setting's own option
     slips: tuple[str, ...] = ()  # a sentence for each name that seems to be mistyped
+    ignored: tuple[str, ...] = ()  # sentences about lines of the `.env` file that do not count
 
     def option(self, setting: Setting) -> Claim | None:
         """The value on the command line."""
@@ -110,7 +112,8 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         return setting.parse(claim.value)
     except ValueError as error:
         shown = claim._replace(value=redact(setting.name, claim.value)).about(setting.name)
-        if why := explain_value(setting.name, claim.value):
+        given = explain_given(setting.name, claim.value) if claim.source.startswith("environment") else ""
+        if why := given or explain_value(setting.name, claim.value):
             raise LaunchError(f"{shown}: {why}.") from None
         if isinstance(error, ForeignValueError):
             raise LaunchError(f"{shown}: {error}.") from None
@@ -144,11 +147,22 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     folder = there and not is_file and path.is_dir() and not (path / "pyvenv.cfg").exists()
     no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
     slips = (*no_file, *misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
-    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips)
+    ignored = tuple(_ignored_lines(path, others, named=named)) if env_file or others else ()
+    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips, ignored=ignored)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
+            _refuse_kept(setting.name, sources.claim(setting.name))
+    for name in environ:
+        if name.startswith(LIBRARIES):
+            _refuse_kept(name, Claim(environ[name], f"environment ({name})"))
     return sources
+
+
+def _refuse_kept(name: str, claim: Claim) -> None:
+    """Raise LaunchError for quotes, a comment or a $ that docker's --env-file made a part of a value."""
+    if claim.source.startswith("environment") and (why := explain_given(name, claim.value)):
+        raise LaunchError(f"{claim._replace(value=redact(name, claim.value)).about(name)}: {why}.")
 
 
 # What is read of a `.env` file beside the settings: variables of torch and its libraries, passed to the workers, and what
@@ -156,7 +170,6 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
 LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
 
 _COMPOSE = ("IMAGE", "COMPOSE_FILE")
-_PORTABLE = r"""[A-Za-z_][A-Za-z0-9_]*=(?:[^\s'"$\\`#]|[^\s'"$\\`#](?:(?!\s\#)[^'"$\\`])*[^\s'"$\\`])?"""
 
 
 def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], dict[str, str]]:
@@ -179,15 +192,25 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
             others |= {name: binding.value} if name and binding.value else {}
             continue
         where = f"{path}, line {binding.original.line + text.removesuffix(line).count(chr(10))}"
-        if not re.fullmatch(_PORTABLE, line):
-            raise LaunchError(  # never the value: it may be a secret
-                f"{where} ({name}): write NAME=value without quotes, $, backslashes, export, spaces around the value or a "
-                "comment after it, so that docker, compose and Slipway read it alike."
-            )
+        if not PORTABLE.fullmatch(line):
+            raise LaunchError(f"{where} ({name}): {explain_line(line)}.")
         if name.startswith("SLIPWAY_") and name not in NAMES:
             raise LaunchError(f"{where}: there is no setting {name}.{did_you_mean(name, NAMES)}")
         values[name] = line.partition("=")[2]
     return {name: value for name, value in values.items() if value}, others
+
+
+def _ignored_lines(path: Path, others: Mapping[str, str], *, named: bool) -> Iterator[str]:
+    """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice."""
+    if others:
+        yield (
+            f"{path.name}: ignored, because they are no settings of Slipway: {', '.join(others)}. Export them, or give them to "
+            "the container with docker run --env-file"
+        )
+    names = Counter(binding.key for binding in _parse(path, named=named) if binding.key and _is_ours(binding.key))
+    for name, count in names.items():
+        if count > 1:
+            yield f"{path.name}: {name} stands there {count} times, and the last line counts"
 
 
 def read_all_values(path: Path) -> dict[str, str]:
@@ -204,9 +227,12 @@ def _parse(path: Path, *, named: bool = True) -> "list[Binding]":
             if not named:
                 _require_own(path, os.fstat(file.fileno()))
             return list(parse_stream(StringIO(file.read())))
-    except (OSError, UnicodeDecodeError) as error:
-        wide = " PowerShell's > writes such a file; save it as UTF-8." if "0xff" in str(error) else ""
-        raise LaunchError(f"{path} cannot be read: {error}.{wide}") from None
+    except UnicodeDecodeError as error:
+        wide = " PowerShell's > writes such a file." if 0xFF in error.object[:2] else ""
+        line = error.object[: error.start].count(b"\n") + 1
+        raise LaunchError(f"{path} cannot be read: line {line} is not UTF-8.{wide} Save it as UTF-8.") from None
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be read: {error}.") from None
 
 
 def _require_own(path: Path, found: os.stat_result) -> None:
