@@ -284,6 +284,29 @@ def test_nodes_of_a_slurm_job_that_stay_idle_are_told_with_the_srun_to_type(envi
     assert all(line.startswith("warning: this Slurm job has ") and told in line for line in lines)
 
 
+# As Slurm 22.05 sets them in a step of the first component.
+HETEROGENEOUS = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
+    "SLURM_STEP_NODELIST": "node1", "SLURM_JOB_NODELIST": "node1", "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node1", "SLURM_JOB_NODELIST_HET_GROUP_1": "node[2-3]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({}, "node2, node3"),
+        ({"SLURM_STEP_NODELIST": "node[1-3]", "SLURM_STEP_NUM_NODES": "3"}, ""),  # srun --het-group=0,1
+        ({"SLURM_HET_SIZE": "1"}, ""),
+        ({"SLURM_HET_SIZE": "", "SLURM_JOB_NODELIST_HET_GROUP_1": "node[2-3]"}, ""),
+    ],
+)
+def test_idle_components_of_a_heterogeneous_slurm_job_are_named(changes: dict[str, str], idle: str) -> None:
+    lines = [note for note in resolve(HETEROGENEOUS | changes).notes if "heterogeneous" in note]
+    assert len(lines) == bool(idle)
+    assert all(f"stay idle: {idle}. " in line and "srun --het-group=0,1 " in line for line in lines)
+
+
 SHELL = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_PTY_PORT": "40123"}
 
 

@@ -191,6 +191,18 @@ def _derive_slurm(environ: Mapping[str, str], fqdn: str, claims: Claims) -> None
         claims["MASTER_ADDR"] = Claim(expand_nodelist(environ[name])[0], f"Slurm ({name})")
 
 
+def _idle_components(environ: Mapping[str, str]) -> list[str]:
+    """The nodes of a heterogeneous job that are not in the step or job of this launcher."""
+    idle: list[str] = []
+    size = environ.get("SLURM_HET_SIZE", "")
+    with suppress(LaunchError):
+        used = expand_nodelist(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
+        for group in range(int(size) if size.isdecimal() else 0):
+            nodes = expand_nodelist(environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", ""))
+            idle += [node for node in nodes if node not in used]
+    return idle
+
+
 def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
     """Warn of a job with more nodes than are used, and of a launcher that was perhaps typed in a shell of `srun --pty`.
 
@@ -205,6 +217,13 @@ def _note_slurm(environ: Mapping[str, str], place: JobShape) -> Iterator[str]:
         how = f"srun --nodes={allotted} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 slipway run …"
         only = f"and only {place.nodes} of them will be used. For all of them type: {how}"
         yield f"warning: this Slurm job has {allotted} nodes, {only}"
+    if idle := _idle_components(environ):
+        groups = ",".join(str(group) for group in range(int(environ["SLURM_HET_SIZE"])))
+        yield (
+            f"warning: this Slurm job is heterogeneous, and the nodes of its other components stay idle: {', '.join(idle)}. "
+            f"Submit one component alone, or type in your own batch script: srun --het-group={groups} --ntasks-per-node=1 "
+            "--kill-on-bad-exit=0 --wait=0 slipway run …"
+        )
     if place.launchers > 1 and environ.get("SLURM_PTY_PORT") and environ.get("SLURM_STEP_ID"):
         yield (
             f"warning: SLURM_PTY_PORT is set, so `srun --pty` started this command, or the shell in which you typed it. It "
