@@ -1,5 +1,6 @@
 """What must be true of Jobs and no schema says: when a pod is replaced, when the Job ends, how many pods it has."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,13 +49,23 @@ def policy_follows_the_table(pods: Pods, job: Document) -> Iterator[str]:
         yield f"podFailurePolicy is {rules}, and the table of exit codes says {expected}"
 
 
+def size_of(pods: Pods) -> tuple[int | None, int]:
+    """How many pods NNODES counts, None where it is no number of nodes; and without how many of them the job continues."""
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)(?:\+(\d+))?", pods.env.get("NNODES") or "")
+    if not match:
+        return None, 0
+    least, most, spares = (int(number or 0) for number in match.groups())
+    return most + spares, spares or most - (least or most)
+
+
 def pods_are_replaced(pods: Pods, job: Document) -> Iterator[str]:
     indexed = job.get("completionMode") == "Indexed"
     expected: dict[str, Any] = {
         "podReplacementPolicy": "Failed",
         # The back-off of the other counts the failed pods of all nodes, so that few that end together wait for minutes.
         "backoffLimitPerIndex": RETRIES if indexed else None,
-        "maxFailedIndexes": 0 if indexed else None,  # else the others would wait for a node that nobody replaces
+        # Else the others would wait for a node that nobody replaces.
+        "maxFailedIndexes": size_of(pods)[1] if indexed else None,
         "backoffLimit": None if indexed else RETRIES,
     }
     for name, value in expected.items():
@@ -73,7 +84,7 @@ def training_is_indexed(pods: Pods, job: Document) -> Iterator[str]:
         if "NNODES" in pods.env:
             yield "NNODES is set, and Trainer's PET_NNODES says how many nodes there are"
     else:
-        counts["NNODES"] = int(value) if (value := pods.env.get("NNODES") or "").isdigit() else None
+        counts["NNODES"] = size_of(pods)[0]
     if len(set(counts.values())) > 1 or not all(counts.values()):
         yield f"the number of nodes is not the same everywhere: {counts}"
     if job.get("completionMode") != "Indexed":

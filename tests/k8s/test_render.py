@@ -28,6 +28,8 @@ SAME = {
 }
 OTHERS = [
     "k8s --nodes 512 --gpus 8 --name abc --image registry.example:5000/team/slipway:0.2.1 --with rdma --with pvc --queue research",
+    "k8s --nodes 2:4 --with pvc --queue research --topology cloud.provider.com/topology-rack gpt",
+    "k8s --nodes 2+1 gpt",
     "k8s --gpus 0 --grace-seconds 300 --time 1-0 --max-restarts 7 gpt --preset tiny --steps 20",
     "jobset --nodes 100 --gpus 8 --with pvc --with gpu --with tensorboard --grace-seconds 5 vision --epochs 1",
     "trainer --nodes 3 --gpus 0 --with pvc --queue research --check linear",

@@ -304,7 +304,8 @@ def test_names_are_as_long_as_host_names_allow(render: Slipway, kind: str) -> No
 
 REFUSED = [
     (["--nodes", "0"], {}, 78, "1 to 65536"),
-    (["--nodes", "2:4"], {}, 78, "--nodes 4"),
+    (["--topology", "cloud.provider.com/topology-rack"], {}, 78, "Add --queue NAME"),
+    (["--topology", "a rack", "--queue", "q"], {}, 2, "type the name of a label"),
     (["--nodes", "2"], {"NNODES": "4"}, 78, "WORLD_SIZE=4 (from environment (NNODES))"),
     (["--node-rank", "1"], {}, 78, "Omit it"),
     ([], {"MASTER_ADDR": "a"}, 78, "MASTER_ADDR=a"),
@@ -399,10 +400,41 @@ def test_trainer_counts_spare_nodes_among_its_own(render: Slipway) -> None:
     assert {"name": "SLIPWAY_SPARES", "value": "2"} in one["env"]
 
 
+def test_an_elastic_job_is_a_job_of_all_its_pods_that_continues_without_some(render: Slipway) -> None:
+    job = rendered(render("k8s", "--nodes", "2:4"))["Job"]
+    assert environment(job)["NNODES"] == "2:4"
+    assert [job["spec"][name] for name in ("completions", "parallelism", "maxFailedIndexes")] == [4, 4, 2]
+    assert "annotations" not in job["metadata"]
+    assert rendered(render("k8s", NNODES="2:4"))["Job"] == job
+    assert render("k8s", "--nodes", "4:4").out == render("k8s", "--nodes", "4").out
+    queued = rendered(render("k8s", "--nodes", "2:4", "--queue", "research"))["Job"]
+    assert queued["metadata"]["annotations"] == {
+        "kueue.x-k8s.io/job-min-parallelism": "2",
+        "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
+    }
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainer"])
+def test_operators_take_no_elastic_job(render: Slipway, kind: str) -> None:
+    answer = render(kind, "--nodes", "2:4")
+    assert (answer.code, answer.out) == (CONFIGURATION, "")
+    assert "--nodes 4" in answer.err
+
+
+@pytest.mark.parametrize("kind", ["k8s", "jobset", "trainer"])
+def test_kueue_is_told_where_the_pods_had_better_be(render: Slipway, kind: str) -> None:
+    rack = "cloud.provider.com/topology-rack"
+    asked = render(kind, "--nodes", "2", "--queue", "research", "--topology", rack).out
+    plain = render(kind, "--nodes", "2", "--queue", "research").out
+    added = [line.strip() for line in asked.splitlines() if line not in plain.splitlines()]
+    assert added == ["annotations:", f"kueue.x-k8s.io/podset-preferred-topology: {rack}"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--spares", "1"], "at least two nodes"),
+        (["--nodes", "2:4", "--spares", "1"], "an elastic job needs none"),
         (["--nodes", "1+1"], "at least two nodes"),
         (["--nodes", "2:4+1"], "elastic"),
         (["--nodes", "2+1", "--spares", "2"], "Leave one of them out"),

@@ -21,8 +21,13 @@ def make_option(names: str, metavar: str, text: str, **more: Any) -> click.Optio
     return click.Option(names.split(), metavar=metavar, help=text, **more)
 
 
-def make_command(name: str, options: Sequence[click.Option], make: Make, text: str, example: str) -> click.Command:
-    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it."""
+def make_command(
+    name: str, options: Sequence[click.Option], make: Make, text: str, example: str, *, elastic: bool = False
+) -> click.Command:
+    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it.
+
+    `elastic`: the number of nodes may be MIN:MAX.
+    """
 
     def callback(words: tuple[str, ...], **given: Any) -> None:
         if words and words[0] in WORKLOADS:
@@ -35,10 +40,12 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):
             raise click.UsageError("--cpus-per-gpu and --mem-per-gpu apply to each GPU; add --gpus N.")
         sources = read_sources(given, {})
-        given["nodes"], given["spares"] = read_nodes(sources, given["nodes"])
+        size = read_nodes(sources, given["nodes"], elastic=elastic)
+        given["nodes"], given["spares"] = (size.most, size.spares) if size else (None, 0)
+        given["least"] = size.least if size else None
         click.echo(make(words, given, sources), nl=False)
 
-    params = [*options, *_shared_options()]
+    params = [*options, *_shared_options("N|MIN:MAX|N+SPARES" if elastic else "N|N+SPARES")]
     return Launching(
         name,
         callback=callback,
@@ -49,15 +56,16 @@ def make_command(name: str, options: Sequence[click.Option], make: Make, text: s
     )
 
 
-def _shared_options() -> list[click.Parameter]:
-    """The options of every kind: the launcher's, of which those for one node are only taken to be refused."""
+def _shared_options(sizes: str) -> list[click.Parameter]:
+    """The options of every kind: the launcher's, of which those for one node are only taken to be refused.
+
+    `sizes`: how the number of nodes may be written.
+    """
     options = launcher_options()
     for option in options:
         if isinstance(option, click.Option) and option.name in (*PLACES, "WORLD_SIZE", "standalone"):
             option.hidden = True
-    nodes = click.Option(
-        ["--nodes"], metavar="N|N+SPARES", help="Number of nodes; the same as --nnodes and WORLD_SIZE."
-    )
+    nodes = click.Option(["--nodes"], metavar=sizes, help="Number of nodes; the same as --nnodes and WORLD_SIZE.")
     return [nodes, *options]
 
 

@@ -35,6 +35,10 @@ from slipway.render.words import (
 GPUS = 4  # for each node, as base/single/job.yaml says
 # Names of a LocalQueue, and quantities of memory as Kubernetes writes them.
 QUEUE_NAME = matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "small letters, digits, - and . are allowed, at most 63")
+LABEL = matching(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
+    "type the name of a label, such as cloud.provider.com/topology-rack",
+)
 QUANTITY = matching(
     r"[1-9]\d{0,8}([KMGT]i|[kMGT])", "type a number and Gi, such as 64Gi (Mi, Ti, G and so on do as well)"
 )
@@ -59,6 +63,13 @@ OPTIONS = (
         multiple=True,
     ),
     make_option("--queue", "NAME", "Kueue's LocalQueue that admits the job.", callback=QUEUE_NAME),
+    make_option(
+        "--topology",
+        "LABEL",
+        "With --queue: the label of machines that share a switch or rack, a level of Kueue's Topology. Kueue places the pods on "
+        "machines with the same value, if it can.",
+        callback=LABEL,
+    ),
     make_option(
         "--time",
         "TIME",
@@ -107,6 +118,10 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
             f"{resume.about('SLIPWAY_RESUME')}, but a pod resumes the run that is named after its job. Omit it; "
             "a new run takes another --name."
         )
+    if options["topology"] and not options["queue"]:
+        raise LaunchError(
+            f"--topology {options['topology']} is for Kueue, which admits a job from a queue. Add --queue NAME."
+        )
     image = read_image(options["image"], sources)
     gpus = read_gpus(options["gpus"], image)
     require_enough(GPUS if gpus is None else gpus, sources)
@@ -144,6 +159,7 @@ COMMANDS = (
         "the output is k8s/job.yaml (explained in k8s/README.md). Settings from the command line, the environment or .env "
         "become part of them; secrets do not.",
         "--nodes 4 --image example.org/slipway:0.1.0-cuda12 gpt | kubectl apply -f -",
+        elastic=True,
     ),
     make_command(
         "jobset",

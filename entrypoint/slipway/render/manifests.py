@@ -18,6 +18,9 @@ NAME = "slipway"  # what everything is called in the files
 BESIDE = "-tensorboard"  # behind the job's name: what stands beside it
 INSTANCE = "app.kubernetes.io/instance"
 QUEUE = "kueue.x-k8s.io/queue-name"
+# With both, Kueue may admit a Job with fewer pods, and gives an Indexed Job as many completions.
+PARTIAL, EQUAL = "kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/job-completions-equal-parallelism"
+TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 GPU = "nvidia.com/gpu"
 NAME_LENGTH = 63  # characters of a label, so of a host name (RFC 1123)
 CPUS_PER_GPU, MEM_PER_GPU = 4, "16Gi"
@@ -35,12 +38,18 @@ class ManifestRequest(JobRequest):
     cpus_per_gpu: int = CPUS_PER_GPU
     mem_per_gpu: str = MEM_PER_GPU  # a quantity
     queue: str | None = None
+    topology: str | None = None  # the level of Kueue's Topology in which the pods had better be
     components: tuple[str, ...] = ()
 
     @property
     def launchers(self) -> int:
         """How many pods there are, spare ones among them."""
         return self.nodes + self.spares
+
+    @property
+    def dispensable(self) -> int:
+        """Without how many of its pods the job continues."""
+        return self.spares or self.nodes - (self.least or self.nodes)
 
     @property
     def secret(self) -> str:
@@ -66,8 +75,8 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
             others += read(f"components/{component}/{path}")
     spec = job["spec"]
     spec |= {"completions": asked.launchers, "parallelism": asked.launchers}
-    if asked.spares:  # the job continues without as many nodes
-        spec["maxFailedIndexes"] = asked.spares
+    if asked.dispensable:
+        spec["maxFailedIndexes"] = asked.dispensable
     if asked.time:
         spec["activeDeadlineSeconds"] = read_time(asked.time)
         if not spec["activeDeadlineSeconds"]:
@@ -76,6 +85,10 @@ def make_manifests(asked: ManifestRequest, read: Read) -> list[Document]:
             )
     if asked.queue:
         job["metadata"]["labels"][QUEUE] = asked.queue
+        if asked.least and asked.least < asked.nodes:
+            job["metadata"] |= {"annotations": {PARTIAL: str(asked.least), EQUAL: "true"}}
+        if asked.topology:
+            spec["template"]["metadata"].setdefault("annotations", {})[TOPOLOGY] = asked.topology
     _fill(spec["template"]["spec"], asked)
     for document in others:
         if asked.image and document["kind"] == "Deployment":
@@ -140,6 +153,8 @@ def _fill(pod: Document, asked: ManifestRequest) -> None:
 
 def size_of(asked: ManifestRequest) -> str:
     """The number of nodes, as the launcher reads it."""
+    if asked.least and asked.least < asked.nodes:
+        return f"{asked.least}:{asked.nodes}"
     return f"{asked.nodes}+{asked.spares}" if asked.spares else str(asked.nodes)
 
 

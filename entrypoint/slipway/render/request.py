@@ -22,6 +22,7 @@ class JobRequest:
     name: str | None = None
     image: str | None = None
     nodes: int | None = None
+    least: int | None = None  # with how many of them an elastic job begins and continues; None and `nodes`: with all
     spares: int = 0  # spare nodes beside them
     gpus: int | None = None  # per node
     time: str | None = None

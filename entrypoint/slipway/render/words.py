@@ -66,9 +66,9 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
     return tuple(words)
 
 
-def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
-    """How many nodes are asked for, None where nobody says, and how many spare ones; `nodes` is what --nodes says. Raises
-    LaunchError (78).
+def read_nodes(sources: Sources, nodes: str | None, *, elastic: bool = False) -> NodeCount | None:
+    """How many nodes are asked for, and how many spare ones; None where nobody says. `nodes` is what --nodes says, `elastic`
+    whether MIN:MAX is allowed. Raises LaunchError (78).
 
     The job reads the environment of its submission and .env again, so none of them may say anything else.
     """
@@ -80,7 +80,7 @@ def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
             )
     named = [Claim(nodes, "command line (--nodes)")] if nodes is not None else []
     claims = [*named, *(claim for claim in sources.claims(BY_NAME["WORLD_SIZE"]) if not claim.is_default)]
-    sizes = [_read_size(claim) for claim in claims]
+    sizes = [_read_size(claim, elastic) for claim in claims]
     for claim, size in zip(claims, sizes, strict=True):
         if size != sizes[0]:
             raise LaunchError(
@@ -98,13 +98,17 @@ def read_nodes(sources: Sources, nodes: str | None) -> tuple[int | None, int]:
         raise LaunchError(
             f"{spares.about('SLIPWAY_SPARES')}, but a job with spare nodes has at least two nodes: type --nodes N."
         )
-    return size.most if sizes else None, size.spares or count
+    if count and size.least < size.most:
+        raise LaunchError(
+            f"{spares.about('SLIPWAY_SPARES')}, but {claims[0].about('WORLD_SIZE')}: an elastic job needs none."
+        )
+    return size._replace(spares=size.spares or count) if sizes else None
 
 
-def _read_size(claim: Claim) -> NodeCount:
+def _read_size(claim: Claim, elastic: bool) -> NodeCount:
     size = parse_claim(BY_NAME["WORLD_SIZE"], claim)
     assert isinstance(size, NodeCount)  # as its parser says
-    if size.least != size.most:
+    if size.least != size.most and not elastic:
         raise LaunchError(f"{claim.about('WORLD_SIZE')}, but such a job has one size. Type --nodes {size.most}.")
     return size
 
