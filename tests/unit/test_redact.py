@@ -94,6 +94,14 @@ BY_FORM = [
     # tokens
     f"npm_{C}{C}", f"pypi-{C}{C}", f"dckr_pat_{C}{C}", f"nvapi-{C}{C}", f"gsk_{C}{C}", f"sk_live_{C}{C}", f"hvs.{C}{C}", f"glsa_{C}{C}",
     f"SG.{C}.{C}", f"xapp-1-{C}{C}", f"ya29.{C}{C}", f"gldt-{C}{C}", f"sk-ant-api03-{C}",
+    # colours, as they are and as others spell them
+    f"\x1b[32mHF_TOKEN\x1b[0m=\x1b[31m{C}\x1b[0m", f"\x1b[1mHF_TOKEN={C}\x1b[0m", f"HF_\x1b[1mTOKEN: \x1b[38;5;1m{C}", f"\x1b]8;;http://a\x07HF_TOKEN\x1b]8;;\x07={C}",
+    f"\x1b]8;;https://me:{C}@host/\x1b\\here\x1b]8;;\x1b\\", rf"\x1b[1mHF_TOKEN\x1b[0m={C}", rf"\u001b[1mDB_PASS\u001b[0m: {C}", f"^[[1mHF_TOKEN^[[m={C}",
+    f"hf_\x1b[1m{C}{C}\x1b[m", f"\x1b[1mpassword\x1b[0m = '\x1b[32m{C}\x1b[0m'",
+    # pairs without a mark between them
+    f"('HF_TOKEN', '{C}')", f"[('PATH', '/bin'), ('WANDB_API_KEY', '{C}'), ('A', 'b')]", f"dict_items([('db_password', '{C} {C}')])", f"[b'HF_TOKEN', b'{C}']",
+    f'["HF_TOKEN", "{C}"]', f"| HF_TOKEN | {C} |", f"│ HF_TOKEN │ {C} │", f"┃ api_key   ┃ {C} ┃", f"HF_TOKEN | {C}", f"<tr><td>HF_TOKEN</td><td>{C}</td></tr>",
+    f"HF_TOKEN {C}", f"HF_TOKEN\t{C}", f"HF_TOKEN     {C}", f"setenv HF_TOKEN {C}", f"ENV DB_PASSWORD {C}", f"HF_TOKEN -> {C}", f"HF_TOKEN,{C}", f"PGPASSWORD {C}",
     KEY.replace("RSA", "OPENSSH"), KEY.replace("RSA ", "ENCRYPTED "), KEY.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"),
     KEY,
     f"'{json.dumps(KEY)}'",
@@ -140,6 +148,13 @@ KEPT = [
     "passwords:\nlast",
     "risk-management task-force desk-lamp hf_transformers_version",
     "the bearer of news",
+    "set HF_TOKEN to a token of yours; HF_TOKEN is not set (errno 2); HF_TOKEN or HF_TOKEN_PATH; HF_TOKEN environment variable",
+    "| token | count |\n| --- | --- |\n| password | what you typed |",
+    "token | loss\neos_token | 2e10",
+    "PASS tests/test_v2.py::test_x1, TOKEN 128000 of 512000",
+    "['HF_TOKEN', 'WANDB_API_KEY'], [('token', 3), ('loss', 2.5)]",
+    "SLIPWAY_TOKEN              ***                environment (SLIPWAY_TOKEN)",
+    "\x1b[32mstep 5\x1b[0m loss \x1b[1m2.5\x1b[0m tokens: 512",
     "-----BEGIN CERTIFICATE-----",
     "",
 ]

@@ -10,7 +10,9 @@ import json
 import re
 import shlex
 import urllib.parse
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from slipway.protocol.secret_names import names_secret
@@ -47,6 +49,17 @@ NAMED = (
 )
 PAIR = (  # {"name": "DB_PASS", "value": "…"}, as in Kubernetes' files
     r"""\bname\\?["']?\s{0,9}:\s{0,9}\\?["']?(?P<name>[\w.-]{1,100})\\?["']?,?\s{0,99}\\?["']?\bvalue\\?["']?\s{0,9}:[ \t]{0,9}"""
+)
+_CELL = "|│┃║"  # what is between the cells of a table
+# Names and their values where no mark joins them, in which names of other things would be found.
+PAIRED = (
+    # ('NAME', 'value'), as of os.environ.items()
+    r"""(?<=[(\[])[bu]?\\{0,7}["'](?P<name>[^\W\d][\w.-]{0,100})\\{0,7}["'],\s{0,9}"""
+    r"""(?P<secret>[bru]{0,2}(?P<quote>\\{0,7}["'])[^\n]{0,300}?(?<!\\)(?P=quote))(?=[)\]])""",
+    rf"""(?<![\w.$-])(?P<name>[^\W\d][\w.-]{{0,100}})[ \t]{{0,80}}[{_CELL}][ \t]{{0,80}}(?P<secret>[^\s{_CELL}"']+)""",
+    r"<t[dh]\b[^<>]{0,100}>\s{0,9}(?P<name>[^\W\d][\w.-]{0,100})\s{0,9}</t[dh]>\s{0,9}<t[dh]\b[^<>]{0,100}>(?P<secret>[^<>]+)",
+    # NAME value, and a row of a CSV file
+    r"""(?<![\w.$-])(?P<name>[A-Z]\w{6,100})(?:[ \t]{1,80}(?:->[ \t]{0,9})?|[,;])(?P<secret>[^\s,;"'()]{6,})""",
 )
 
 ADDRESSES = (
@@ -102,12 +115,18 @@ KEY_BLOCKS = (
     rf"\A(?s:.{{0,{KEY_BLOCK}}}?){_TAIL}",  # of a text cut within
 )
 
+# Colours and links of a terminal, also as repr, JSON and `cat -v` spell the character that begins them.
+ESCAPE = (
+    r"(?:\x1b|\\x1b|\\u001b|\\033|\^\[)"
+    r"(?:\[[0-9:;<=>?]{0,40}[ -/]?[@-~]|\][^\x07\x1b\n]{0,2000}(?:\x07|\x1b\\)|[=>()][0-9AB]?)"
+)
+
 Span = tuple[int, int]
 
 
 def redact(name: str, value: str) -> str:
     """Return the value, with stars in place of what has the form of a secret, or only stars where its name is that of one."""
-    return STARS if names_secret(name) and value else _blank(value, sorted(_find(value)))
+    return STARS if names_secret(name) and value else _clean(value, _find)
 
 
 def secret_values(*environments: Mapping[str, str]) -> dict[str, str]:
@@ -154,11 +173,25 @@ def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     }
     values = [re.compile(re.escape(value)) for value in spelled]
 
-    def clean(text: str) -> str:
-        found = [match.span() for value in values for match in value.finditer(text)]
-        return _blank(text, sorted([*found, *_find(text)]))
+    def find(text: str) -> Iterator[Span]:
+        yield from (match.span() for value in values for match in value.finditer(text))
+        yield from _find(text)
 
-    return clean
+    return lambda text: _clean(text, find)
+
+
+def _clean(text: str, find: Callable[[str], Iterator[Span]]) -> str:
+    """The text with stars in place of what is found in it: as it is, and without the escape sequences of a terminal."""
+    found = [*find(text)]
+    if cuts := [match.span() for match in re.finditer(ESCAPE, text)]:
+        # Where each cut is in the text without them; and by how much what follows it was moved.
+        lengths = [0, *accumulate(end - begin for begin, end in cuts)]
+        at = [begin - before for (begin, _), before in zip(cuts, lengths, strict=False)]
+        found += [
+            (begin + lengths[bisect_right(at, begin)], end + lengths[bisect_left(at, end)])
+            for begin, end in find(re.sub(ESCAPE, "", text))
+        ]
+    return _blank(text, sorted(found))
 
 
 def _passwords(address: str) -> Iterator[str]:
@@ -181,6 +214,8 @@ def _find(text: str) -> Iterator[Span]:
             yield from ((start + match.start("secret"), start + match.end("secret")) for match in matches)
             for form in NAMED:
                 yield from _values(line, start, re.finditer(form, line), text)
+            matches = (match for form in PAIRED for match in re.finditer(form, line) if _is_pair(match))
+            yield from ((start + match.start("secret"), start + match.end("secret")) for match in matches)
         start += len(line)
 
 
@@ -280,6 +315,19 @@ def _hide(value: Any, clean: Callable[[str], str]) -> Any:
 def _is_name(name: str, *, option: bool = False) -> bool:
     """Whether a name in a text is one of a secret."""
     return names_secret(name) and (option or name.isupper() or name.lower() not in BARE)
+
+
+def _is_pair(match: re.Match[str]) -> bool:
+    """Whether a name and a text beside it are a secret's: a heading is no value, nor is the next name of a list, or a word."""
+    name, value = match["name"], match["secret"].strip("\\\"'")
+    in_table = name.isupper() and not value.isupper() and not {*match[0]}.isdisjoint(_CELL)
+    likely = in_table or value != match["secret"] or re.search(r"[A-Za-z].*\d|\d.*[A-Za-z]", value)
+    return (
+        bool(likely)
+        and _is_name(name)
+        and not _is_harmless(name, value)
+        and not (value.isupper() and names_secret(value))
+    )
 
 
 def _is_option(word: object) -> bool:
