@@ -142,6 +142,36 @@ def test_a_rank_that_torchrun_ends_because_another_failed_ends_at_once(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "one that comes while Python ends has its effect at once"
 
 
+@pytest.mark.parametrize("target", ["there", "nowhere"])
+def test_without_the_launcher_nothing_is_written_or_deleted_through_links(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+) -> None:
+    handle_as_usual(signal.SIGTERM, request)
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "job"))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/stop").write_text("mine")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/node-0").symlink_to(tmp_path / target)
+    with pytest.raises(SystemExit, match="78"):
+        begin()
+    assert "node-0 is a link, which is not followed" in capsys.readouterr().err
+    (tmp_path / "job/node-0").unlink()
+    run, step = begin()
+    (tmp_path / "job/node-0/stop").symlink_to(tmp_path / target / "stop" if target == "there" else tmp_path / target)
+    for _ in run.steps(2):
+        step()
+        signal.raise_signal(signal.SIGTERM)
+        break
+    assert json.loads((tmp_path / "job/node-0/stop").read_text())["signal"] == "SIGTERM"
+    assert not (tmp_path / "job/node-0/stop").is_symlink()
+    assert (tmp_path / "there/stop").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment(tmp_path / "job", "none").items():
         monkeypatch.setenv(name, value)

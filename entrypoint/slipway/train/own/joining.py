@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -18,7 +17,17 @@ import torch
 import torch.distributed as dist
 
 from slipway.options.paths import require_local
-from slipway.protocol.files import HEARTBEATS, HONOURS_STOP, NODE, STOP_FILE, rank_file, touch_run_file
+from slipway.protocol.files import (
+    HEARTBEATS,
+    HONOURS_STOP,
+    NO_FILE,
+    NODE,
+    STOP_FILE,
+    held_below,
+    rank_file,
+    touch_run_file,
+    write_passing_json,
+)
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
@@ -64,14 +73,30 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
     if is_launched(environ):
         touch_run_file(place.node_dir / HONOURS_STOP)
     else:
-        place.node_dir.mkdir(parents=True, exist_ok=True)
-        if context.is_local_leader:
-            (place.node_dir / STOP_FILE).unlink(missing_ok=True)
+        make_node_folder(place, clears=context.is_local_leader)
         context.place = replace(place, shared=is_shared(context, environ))
         kept = f"snapshots on the disk only, in {place.run_dir}" if keeps else "no restarts"
         context.say(f"slipway.resume without its launcher: {kept}")
     context.beat(Phase.SETUP)
     return context, heartbeat
+
+
+def make_node_folder(place: Place, *, clears: bool) -> None:
+    """Make this node's folder where there is no launcher; `clears`: a stop flag of an earlier process is removed from it.
+
+    Raises ConfigurationError where somebody has put a link in its place.
+    """
+    place.run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with held_below(place.run_dir, [place.node_dir.name], make=True) as folder:
+            if clears:
+                (folder / STOP_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        raise ConfigurationError(
+            f"{error.filename} {error.strerror}. Remove it, or set SLIPWAY_RUN_DIR to a folder of yours."
+        ) from None
 
 
 def place_without_launcher(environ: Mapping[str, str]) -> Place:
@@ -136,7 +161,7 @@ def handle_stops(context: Context, environ: Mapping[str, str], passed_over: set[
             return
         with suppress(OSError):
             flag = {"outcome": SIGNALS[signal.Signals(number)], "signal": signal.Signals(number).name}
-            (context.place.node_dir / STOP_FILE).write_text(json.dumps(flag))
+            write_passing_json(context.place.node_dir / STOP_FILE, flag)
 
     for number in replaced:
         signal.signal(number, raise_flag)
