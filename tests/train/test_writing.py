@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 import slipway
 from slipway.protocol.durable import sync_folder
 from slipway.train.loop.metrics import keep_metrics
+from slipway.train.observe.sinks import Sinks
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots import writer as writing
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
@@ -262,3 +264,37 @@ def test_an_error_in_syncing_a_folder_names_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match=str(tmp_path)):
         sync_folder(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize(("step", "left"), [(1, "there is none before it"), (2, "the newest one left is of step 1")])
+def test_a_disk_that_is_full_or_broken_is_told_with_the_path_what_is_needed_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: int, left: str
+) -> None:
+    folder = tmp_path / "snapshots"
+    if step == 2:
+        save_snapshot(folder, make_snapshot(1), keep=1)
+
+    def fsync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "model.safetensors":
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=rf"^\[Errno {number}\] ") as caught:
+        save_snapshot(folder, make_snapshot(step), keep=1)
+    said = str(caught.value)
+    assert f"(the snapshot of step {step} takes 0.0 MB, " in said
+    assert " MB are free; " in said
+    assert left in said
+    assert f"'{folder}/.step-0000000{step}.writing/model.safetensors'" in said
+    assert [path.name for path in folder.iterdir()] == (["step-00000001"] if step == 2 else [])
+
+
+def test_metrics_that_cannot_be_written_are_told_with_their_file(tmp_path: Path) -> None:
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sinks: Any = Sinks(None, (), print)
+    sinks._path, sinks._file = tmp_path / "metrics.jsonl", SimpleNamespace(write=full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/metrics.jsonl'"):
+        sinks.write(1, loss=1.0)

@@ -146,6 +146,7 @@ def test_eight_more_causes_are_told_beside_the_first() -> None:
 
 def test_the_block_is_the_same_on_the_sick_node_and_says_who_exits_how() -> None:
     assert block(judge(ended("peer", "unhealthy")))[-1] == "  exit code   77 on node 1, 76 on the others"
+    assert block(judge(ended("unhealthy")))[-1] == "  exit code   77"
 
 
 def test_a_finished_job_needs_one_line() -> None:

@@ -116,7 +116,7 @@ class Sign(StrEnum):
     )
     DISK_FULL = (
         "disk-full", rf"\[Errno ({'|'.join(map(str, sorted(DISK_ERRORS)))})\]|No space left on device",
-        "free some space; the newest snapshot is intact",
+        "free some space on that disk, or use another one (--runs DIR); then continue with --resume auto",
     )
     SAME_GPU = (
         "same-gpu", "Duplicate GPU",

@@ -5,11 +5,22 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PIECE = 2**24  # bytes
 # The answers of SMB, of Windows's drives under WSL and of some FUSE file systems to an fsync of a folder.
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES, errno.EPERM})
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in an OSError: that of a write does not say where it failed."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path) if error.filename is None else error.filename
+        raise
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -27,7 +38,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # a link that somebody put there is not followed
+        with named(path), temporary.open("xb") as file:  # a link that somebody put there is not followed
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
@@ -115,7 +126,7 @@ def write_file(
     digest = hashlib.sha256()
     size = 0
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # do not follow a link at this path
+    with named(path), path.open("xb") as file:  # do not follow a link at this path
         for piece in pieces(chunks):
             file.write(piece)
             digest.update(piece)

@@ -209,4 +209,5 @@ def _codes(verdict: Verdict, why: Cause | None) -> str:
     if verdict.word != Word.UNHEALTHY:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"
     ranks = ", ".join(str(rank) for rank in verdict.unhealthy[:20])
-    return f"{UNHEALTHY} on node {ranks}, {PEER} on the others"
+    several = sum(tally.nodes for tally in verdict.tallies) > 1
+    return f"{UNHEALTHY} on node {ranks}, {PEER} on the others" if several else str(UNHEALTHY)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from slipway.options.common import SERVICES
+from slipway.protocol.durable import named
 from slipway.protocol.files import CHARTS, METRICS_FILE, append_to_run_file
 
 TRAINING = frozenset({"loss", "lr", "grad_norm", "epoch", "skipped", "mfu"})
@@ -62,6 +63,7 @@ class Sinks:
         self, file: Path | None, openers: Sequence[tuple[str, Callable[[], Sink]]], say: Callable[[str], None]
     ) -> None:
         """Append to `file`, and open the others, each with its name. Raises OSError for the file alone."""
+        self._path = file
         self._file = os.fdopen(append_to_run_file(file), "a", buffering=1) if file else None
         self._say = say
         self._others: list[Sink] = []
@@ -73,8 +75,9 @@ class Sinks:
 
     def write(self, step: int, **values: float) -> None:
         """Add the values of a step, with `time` (Unix seconds) and `step` in the file. Raises OSError for the file."""
-        if self._file:
-            self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
+        if self._file and self._path:
+            with named(self._path):
+                self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
         self._each(lambda sink: sink.write(step, values))
 
     def write_text(self, step: int, name: str, text: str) -> None:

@@ -26,6 +26,7 @@ from safetensors.torch import load
 
 from slipway.options.paths import require_local
 from slipway.protocol.durable import clear, hidden, make_folder, sync_folder, write_file
+from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.files import (
     CLEAN,
     LARGEST,
@@ -98,7 +99,7 @@ def save_snapshot(
     """
     make_folder(folder)
     final = folder / snapshot_name(snapshot.step)
-    with held_folder(folder) as held:
+    with told_of_room(folder, snapshot), held_folder(folder) as held:
         write_snapshot(held, snapshot, note, superseded)
         try:
             verify_snapshot(held / final.name)
@@ -113,6 +114,22 @@ def save_snapshot(
                 "Training continues, and each later save tries it again"
             )
     return final
+
+
+@contextmanager
+def told_of_room(folder: Path, snapshot: Snapshot) -> Iterator[None]:
+    """Add to the OSError of a disk that is full or broken what is needed, what is free, and which snapshot is left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        size = sum(tensor.nbytes for tensors in snapshot.tensors.values() for tensor in tensors.values())
+        disk, left = os.statvfs(folder), newest_first(folder)
+        newest = f"the newest one left is of step {snapshot_step(left[0])}" if left else "there is none before it"
+        room = f"{disk.f_bavail * disk.f_frsize / 1e6:,.1f} of {disk.f_blocks * disk.f_frsize / 1e6:,.1f} MB are free"
+        text = f"{error.strerror} (the snapshot of step {snapshot.step} takes {size / 1e6:,.1f} MB, {room}; {newest})"
+        raise OSError(error.errno, text, error.filename or str(folder)) from error
 
 
 def write_snapshot(
