@@ -115,6 +115,9 @@ class FakeNvml:
             raise NvmlError(4, "Insufficient Permissions")
         return self.cards[index]
 
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int:  # noqa: N802
+        return 8  # nvmlEventTypeXidCriticalError
+
     def nvmlDeviceGetName(self, handle: Any) -> str:  # noqa: N802
         return "NVIDIA H100 MIG 1g.10gb" if isinstance(handle, str) else str(handle.name)
 

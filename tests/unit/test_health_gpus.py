@@ -65,6 +65,19 @@ def test_a_gpu_that_supports_none_of_the_questions_is_no_error() -> None:
     assert (row.level, row.found) == ("ok", "NVIDIA H100")
 
 
+@pytest.mark.parametrize("answer", [0, NvmlError(UNSUPPORTED), NvmlError(LOST)])
+def test_a_gpu_of_which_no_errors_are_delivered_is_said(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def supported(nvml: FakeNvml, gpu: Any) -> int:
+        if isinstance(answer, Exception):
+            raise answer
+        return int(answer)
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetSupportedEventTypes", supported)
+    found = [row.found for row in rows()[1:]]
+    lost = isinstance(answer, NvmlError) and answer.value == LOST  # it has a row of its own
+    assert found == ([] if lost else ["NVML delivers none of GPU 0: jobs do not report Xid errors"])
+
+
 def test_a_library_that_lacks_the_functions_is_no_error() -> None:
     (row,) = list(look_at_gpus(make_devices(1), {}, FakeNvml(make_card(0))))[1:]
     assert row.level == "ok"

@@ -28,6 +28,7 @@ from slipway.protocol.variants import advise_variant, fitting, why_unusable
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
 CAUSES = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_…: several single-bit errors, a double-bit error
 CELSIUS = 0  # NVML_TEMPERATURE_GPU
+XIDS = 8  # nvmlEventTypeXidCriticalError
 # nvmlClocksEventReasons; idle clocks, clocks set by a user and the power cap are no faults.
 HELD_DOWN = MappingProxyType(
     {
@@ -66,8 +67,28 @@ def look_at_gpus(
     yield judge_driver(devices, environ, runtime, read_cuda(locate_module("torch")))
     if devices.gpus:
         indices = sorted({gpu.number for gpu in devices.gpus})  # slices of a GPU share it
-        for reading in read_gpus(nvml or importlib.import_module("pynvml"), indices):
+        nvml = nvml or importlib.import_module("pynvml")
+        for reading in read_gpus(nvml, indices):
             yield from judge_gpu(reading)
+        yield from look_at_events(nvml, indices)
+
+
+def look_at_events(nvml: Any, indices: Sequence[int]) -> Iterator[Finding]:
+    """A row where NVML does not deliver Xid errors of a GPU, as in some clouds: a job cannot report them."""
+    nvml.nvmlInit()
+    try:
+        gpus = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in indices}
+        silent = [
+            index for index, gpu in gpus.items() if not (ask(nvml, "DeviceGetSupportedEventTypes", gpu) or 0) & XIDS
+        ]
+    except nvml.NVMLError:  # its own row says so
+        return
+    finally:
+        nvml.nvmlShutdown()
+    if silent:
+        yield skipped(
+            "Xid events", f"NVML delivers none of GPU {', '.join(map(str, silent))}: jobs do not report Xid errors"
+        )
 
 
 def judge_driver(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from slipway import __version__
-from slipway.launch.attempt.ending import choose_outcome
+from slipway.launch.attempt.ending import blame_gpu, choose_outcome
 from slipway.launch.attempt.job_wide import ALONE, JobWide
 from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import Stops
@@ -64,7 +64,7 @@ def attempt(
     )
     after = run.newest_step
     facts = dataclasses.replace(facts, saved=after if after != before else None)
-    outcome = choose_outcome(facts, under_way.node, time.time())
+    outcome = blame_gpu(choose_outcome(facts, under_way.node, time.time()), facts.xids)
     if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         cause = Cause(CauseKind.RUN_GONE, outcome.evidence, name=str(run.path))  # the next one would begin at step 0
         outcome = dataclasses.replace(outcome, word=Word.UNHEALTHY, time=time.time(), cause=cause)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.attempt.gpu_events import XidSeen
 from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.verdict import CODES, Outcome, apart
@@ -17,6 +18,7 @@ from slipway.protocol.causes import Sign, cause_of, find_signs, in_one_line
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line, rank_ranges
 from slipway.protocol.tracebacks import ProgramEnd, read_final_traceback
+from slipway.protocol.xids import HARMLESS, PROGRAMS, is_sick
 
 DESCRIBED = 4  # ranks that did not fail and are described one by one
 RECENT = 200  # last lines of stderr of a rank that failed; it may have recovered from what it printed before
@@ -73,6 +75,7 @@ class Facts:
     printed: Mapping[int, Sequence[str]] = field(default_factory=dict)  # and of stdout
     ended: Mapping[int, ProgramEnd] = field(default_factory=dict)  # what their watchers reported when they ended
     places: Mapping[int, str] = field(default_factory=dict)  # the positions of ranks with heartbeats
+    xids: tuple[XidSeen, ...] = ()  # errors of the ranks' GPUs
     agent_log: str = ""
     parent: str = "torchrun"  # what started the workers
     run: Path | None = None  # the run directory, as the workers know it
@@ -130,6 +133,27 @@ def choose_outcome(facts: Facts, node: NodeDirectory, now: float) -> Outcome:
     if facts.status != 0:
         return _launcher_failure(facts, outcome)
     return _as_asked(facts, files, outcome)
+
+
+NOTICED = 1.0  # s by which NVML's event may come after the failure that it explains
+SHORTLY = 60.0  # s before a failure that has a cause of its own, as a script's exception
+UNNOTICED = 3600.0  # s for which ranks may wait for a broken GPU: NCCL's time-out is 10 min, and many jobs set more
+
+
+def blame_gpu(outcome: Outcome, xids: Iterable[XidSeen]) -> Outcome:
+    """This node's outcome with the Xid error that explains it: a broken GPU makes the node unhealthy; a program's is its own."""
+    after = {xid: outcome.time - xid.time for xid in xids if xid.number not in HARMLESS}
+    waited = UNNOTICED if outcome.word in (Word.PEER, Word.UNHEALTHY) else SHORTLY
+    broken = next((xid for xid in after if is_sick(xid.number) and -NOTICED <= after[xid] <= waited), None)
+    first = broken or next((xid for xid in after if -NOTICED <= after[xid] <= SHORTLY), None)
+    if first is None or outcome.good:
+        return outcome
+    cause = replace(outcome.cause, gpu=f"{first}, {apart(first.time, outcome.time).replace('earlier', 'before')}")
+    if broken and outcome.word in (Word.FAILED, Word.PEER, Word.UNHEALTHY):
+        rank = next(iter(broken.ranks), outcome.rank)
+        return replace(outcome, word=Word.UNHEALTHY, rank=rank, time=min(broken.time, outcome.time), cause=cause)
+    own = first.number in PROGRAMS and outcome.word == Word.UNHEALTHY and Sign.DEVICE in cause.signs
+    return replace(outcome, word=Word.FAILED if own else outcome.word, cause=cause)
 
 
 def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: MakeOutcome) -> Outcome:

@@ -15,7 +15,6 @@ from slipway.launch.hangs import flight_recorder
 from slipway.launch.hangs.hang import HangDetector, HangReport
 from slipway.launch.hangs.watch import Watch
 from slipway.launch.resolve.devices import GpuUse
-from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.run_directory.run import Run
@@ -47,9 +46,7 @@ class HangWatch:
         self._watch: Watch | None = None
         self._detector = self._detect()
         if report:
-            gpus = place_gpus(topology.gpus, topology.processes_per_node)
-            gpus = gpus[topology.process.local_rank :] if topology.process else gpus
-            self._gpu_use = GpuUse(dict(zip(self._ranks, gpus, strict=False)))
+            self._gpu_use = GpuUse(topology.rank_gpus)
             limit, where = 0.0 if plan.workload.own else limits.hang or math.inf, (topology.node_rank, self._node.path)
             now, last_line = machine.clock.monotonic(), lambda rank: self._output.last_line(rank)
             self._watch = Watch(self._ranks, *where, limit, now, last_line, self._gpu_use, topology.process_rank)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from slipway.launch.attempt.child import Child, parent_of
 from slipway.launch.attempt.ending import Facts, is_bad
+from slipway.launch.attempt.gpu_events import GpuEvents
 from slipway.launch.attempt.hang_watch import HangWatch
 from slipway.launch.attempt.job_wide import ALONE, JobWide, WarmStandby
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
@@ -77,6 +78,7 @@ class Attempt:
         self._standby = job_wide.standby or WarmStandby(self._processes, wanted=False)
         self._stopping = StopHandler(plan, run, stops, limits, say, machine)
         self._hangs = HangWatch(plan, run, limits, report, say, machine)
+        self._gpu_events = GpuEvents(topology.rank_gpus, machine.clock)
         self._selector = selectors.DefaultSelector()
         self._polled = self._woke = machine.clock.monotonic()
         self._next_poll = 0.0
@@ -100,6 +102,7 @@ class Attempt:
         ended = open_process(child.process.pid)
         if ended is not None:  # else its end is noticed at the next look
             self._selector.register(ended, selectors.EVENT_READ)
+        self._gpu_events.open()
         while child.process.poll() is None:
             self._wait(TICK, output)
             self._poll(child, lost)
@@ -279,6 +282,7 @@ class Attempt:
             printed=output.printed,
             ended=ended,
             places={rank: beat.place for rank, beat in self.node.beats(self._ranks).items()},
+            xids=self._gpu_events.close(),
             agent_log=child.words,
             parent=parent_of(self._plan),
             run=self._run.path,

@@ -128,6 +128,12 @@ class Topology(NamedTuple):
         return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
 
     @property
+    def rank_gpus(self) -> dict[int, Gpu]:
+        """The GPU of each of these ranks; none on the CPU."""
+        gpus = place_gpus(self.gpus, self.processes_per_node)
+        return dict(zip(self.ranks, gpus[self.process.local_rank :] if self.process else gpus, strict=False))
+
+    @property
     def start(self) -> str | None:
         """What all launchers of one start of the scheduler's job have in common, and no other start of it; None without one."""
         return None if self.job is None else f"{self.job}, requeued {self.restarts} times"

@@ -65,7 +65,7 @@ class CauseKind(StrEnum):
 class Cause:
     """`kind` says which sentence it is, and the rest is what that names. `text`: words of others; `number`: an exit code, below
     0 a signal, or a count; `name`: of a signal, a program or a folder; `signs`: what the text means, found in all of it. `store`:
-    host and port where a script looked for torch's store, and the port of torchrun's.
+    host and port where a script looked for torch's store, and the port of torchrun's. `gpu`: the Xid error before it.
     """
 
     kind: CauseKind = CauseKind.SAID
@@ -74,6 +74,7 @@ class Cause:
     name: str = ""
     signs: tuple[Sign, ...] = ()
     store: tuple[str, ...] = ()
+    gpu: str = ""
 
     def __post_init__(self) -> None:
         """Keep what travels bounded. ValueError for a store that is incomplete."""
@@ -81,6 +82,7 @@ class Cause:
             raise ValueError("impossible store")
         object.__setattr__(self, "text", self.text[:TEXT])
         object.__setattr__(self, "name", self.name[:NAME])
+        object.__setattr__(self, "gpu", self.gpu[:NAME])
         object.__setattr__(self, "store", tuple(word[:NAME] for word in self.store))
 
     def __str__(self) -> str:
@@ -95,6 +97,7 @@ class Cause:
             were="were" if several else "was",
         )
         beside = Sign.MEMORY in self.signs and self.kind != CauseKind.OUT_OF_MEMORY
+        sentence = f"{self.gpu}; {sentence}".removesuffix("; ") if self.gpu else sentence
         return sentence + "; out-of-memory kills were counted in this cgroup meanwhile" * beside
 
 
