@@ -23,11 +23,14 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
+    Subset,
     WeightedRandomSampler,
 )
 from waiting import wait_until
@@ -127,9 +130,9 @@ def sampler_for(data: Dataset[Any]) -> Any:
 
 
 def classifier(seen: Seen, **more: Any) -> dict[str, Any]:
-    """Epochs with augmentation, BatchNorm, a schedule by epoch, a validation loader, and a value of the user's."""
+    """Epochs with augmentation, a schedule by epoch, a validation loader; BatchNorm and values of the user's differ by rank."""
     model = make_model(nn.BatchNorm1d(8))
-    ddp = wrapped(model)
+    ddp = wrapped(model, broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     data = Numbers(augmented=True)
@@ -144,6 +147,7 @@ def classifier(seen: Seen, **more: Any) -> dict[str, Any]:
             optimizer.step()
             seen.extend(numbers.tolist())
             run.log(loss=loss.item())
+            run.state["running"] = 0.9 * run.state.get("running", 0.0) + loss.item()
         scheduler.step()
         run.state.setdefault("best", []).append((epoch, scheduler.get_last_lr()[0]))
         model.eval()
@@ -158,7 +162,7 @@ def with_workers(seen: Seen, **more: Any) -> dict[str, Any]:
     model = wrapped(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = Numbers(augmented=True)
-    loader = DataLoader(data, 4, shuffle=True, num_workers=2, persistent_workers=True)
+    loader = DataLoader(data, 4, shuffle=True, num_workers=2, persistent_workers=True, collate_fn=mixed)
     run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
     for _ in run.epochs(2):
         for numbers, x, y in run.batches(loader, exact_augmentation=True):
@@ -379,6 +383,47 @@ def compiled(seen: Seen, **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
+class Shuffled(Sampler[int]):
+    """An order of its own, from a generator that goes on from epoch to epoch."""
+
+    def __init__(self, size: int, dice: Any) -> None:
+        self.size, self.dice = size, dice
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.size))
+        self.dice.shuffle(order)
+        yield from order
+
+
+def mixed(samples: list[tuple[int, torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make a batch, and mix it, as mixup does."""
+    numbers, x, y = torch.utils.data.default_collate(samples)
+    share = torch.rand(1) * random.random()
+    return numbers, share * x + (1 - share) * x.flip(0), y
+
+
+def drawing(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Draws everywhere: a split after `resume`, subsets in each epoch before its loaders and between them, samplers of its own."""
+    model = wrapped(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    kept = Subset(Numbers(), np.random.permutation(random.sample(range(52), 40)).tolist())
+    batches = BatchSampler(Shuffled(40, np.random.default_rng(4)), 5, drop_last=False)
+    own = DataLoader(kept, batch_sampler=batches, collate_fn=mixed)
+    for _ in run.epochs(2):
+        for loader in (None, own):
+            part = Subset(kept, torch.randperm(40)[:20].tolist())
+            for numbers, x, y in run.batches(loader or DataLoader(part, 4, collate_fn=mixed), exact_augmentation=True):
+                optimizer.zero_grad()
+                loss_of(model, x, y + len(part)).backward()
+                optimizer.step()
+                seen.extend([*numbers.tolist(), part.indices[0]])  # type: ignore[index]
+    return {"model": model, "optimizer": optimizer}
+
+
 def sharded(seen: Seen, **more: Any) -> dict[str, Any]:
     """Parameters and optimizer state that are spread over all ranks, unevenly, and an average of them."""
     return train_sharded(seen, None, **more)
@@ -420,6 +465,7 @@ def train_sharded(seen: Seen, mesh: Any, **more: Any) -> dict[str, Any]:
 
 ALONE: tuple[Loop, ...] = (
     classifier, accumulating, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps, by_boundary,
+    drawing,
 )  # fmt: skip
 TOGETHER: tuple[Loop, ...] = (*ALONE, with_workers, sharded, hybrid)
 LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in TOGETHER}

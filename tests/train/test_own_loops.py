@@ -19,6 +19,7 @@ from own_runs import assert_equal, metrics, results
 from training_jobs import Job
 from training_jobs import Run as Ended
 
+import slipway
 from slipway.train.own.run import ResumableRun
 
 
@@ -81,6 +82,63 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     if loop not in (own_loops.accumulating, own_loops.half_precision):  # which take batches again that led to no step
         assert trained + seen == whole_seen
+
+
+def draw() -> tuple[float, float, float]:
+    """A number from each random generator of the process."""
+    return torch.rand(1).item(), random.random(), np.random.rand()
+
+
+def iterate(run: ResumableRun, kind: str, epochs: list[Any]) -> Iterator[object]:
+    """Eight iterations of a loop; `epochs` gets what is drawn as each epoch begins."""
+    if kind == "epochs":
+        for _ in run.epochs(2):
+            epochs.append(draw())
+            yield from run.batches(range(4))
+    elif kind == "steps":
+        yield from run.steps(8)
+    elif kind == "batches":
+        while run.step < 8:
+            yield from run.batches(range(4))
+    while kind == "boundary" and run.step < 8:
+        yield None
+        run.boundary()
+    run.finish()
+
+
+@pytest.mark.pull
+@pytest.mark.parametrize("kind", ["epochs", "steps", "batches", "boundary"])
+def test_what_is_drawn_before_a_loop_and_in_it_is_drawn_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(folder: str) -> None:
+        monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        epochs, within = list[Any](), list[Any]()
+        found.append((draw(), epochs, within))
+        for _ in iterate(run, kind, epochs):
+            within.append(draw())
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).backward()
+            optimizer.step()
+
+    found: list[tuple[Any, list[Any], list[Any]]] = []
+    start("whole")
+    begin_with_seed()
+    with break_at(3):
+        start("run")
+    for begin in (torch.manual_seed, random.seed, np.random.seed):  # as in a process without a seed
+        begin(7)
+    start("run")
+    (before, epochs, within), (drawn, *_), (again, epochs_again, rest) = found
+    assert drawn == before
+    assert epochs_again == epochs
+    if kind == "boundary":  # nothing says where the loop begins, so its draws go on at `resume`
+        assert [again, *rest][:5] == within[3:]
+    else:
+        assert (again, rest) == (before, within[3:])
 
 
 @pytest.mark.pull

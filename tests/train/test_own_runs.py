@@ -591,7 +591,7 @@ def test_another_number_of_processes_repeats_and_loses_no_sample(
         trained += take(here, loader_of(size, before[0], rank, before[1]), batches)
     for rank in range(after[0]):
         there = position(after[0], said)
-        there.load(here.describe(), None, before[0])
+        there.load(here.describe(), here.of_rank(), before[0])
         trained += take(there, loader_of(size, after[0], rank, after[1]), 999)
     assert set(trained) == set(range(size))
     assert len(trained) == size + twice

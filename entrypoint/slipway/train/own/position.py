@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.sources import BatchSource, generators_of, open_source, set_epoch
+from slipway.train.own.generators import (
+    Draws,
+    Generator,
+    RandomStates,
+    all_random_states,
+    generators_of,
+    set_generator,
+    state_of_generator,
+)
+from slipway.train.own.sources import BatchSource, open_source, set_epoch
 from slipway.train.own.unrepeatable import Iterators
-from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.snapshots.state import set_random_states
 from slipway.train.worker.context import Context
-
-RandomStates = Mapping[str, torch.Tensor]
 
 
 @dataclass
@@ -39,20 +44,6 @@ class DataPlace:
         return bool(self.samples or self.batches)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The states of random generators: the process's own and those of a loader."""
-
-    random: RandomStates
-    generators: Sequence[torch.Tensor]
-
-    def restore(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
-        """Have all of them in these states."""
-        set_random_states(device, self.random)
-        for generator, state in zip(generators, self.generators, strict=False):
-            generator.set_state(state)
-
-
 class Position:
     """The position in the data, which moves as batches are handed out.
 
@@ -66,14 +57,15 @@ class Position:
         self.goes_on = False  # whether the loop was given an iterator that had been read in an epoch before
         self._iterators, self._told = Iterators(), False
         self._yielded = 0  # batches of the call, in this process
-        self.epoch, self.in_epochs = 0, False
+        self.epoch, self.in_epochs, self.used = 0, False, False
         self.reading = DataPlace()
         self._calls = 0
         self._first = 0  # the batches that make up what a job with another number of processes had read of this pass
         self._source: BatchSource | None = None  # that is being read
         self._begun: Draws | None = None  # as it began
-        self._generators: dict[int, list[torch.Generator]] = {}  # of the loaders, by call
-        self._stored: dict[int, list[torch.Tensor]] = {}  # their states where the loop resumes, until the call
+        self._starts: list[RandomStates] = []  # of an epoch, and after each of its calls: from which other code draws
+        self._generators: dict[int, list[Generator]] = {}  # of the loaders, by call
+        self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
@@ -83,20 +75,28 @@ class Position:
         return {id(each) for own in self._generators.values() for each in own}
 
     def begin_epoch(self) -> None:
-        """Begin an epoch, or resume in its midst; then `batches` restores the random generators."""
+        """Begin an epoch, or resume in its midst: what comes before `batches` draws the same again; that restores the rest."""
         self._calls, self.in_epochs = 0, True
-        if not (self.reading.begun or self.reading.call):
+        if self._starts:
+            self._restore_start(0)
+        else:
             self.restore_random()
+            self._starts = [all_random_states(self._device)]
 
     def end_epoch(self) -> None:
         """Note that the epoch is over."""
         self.epoch += 1
         self.reading, self._calls, self._source, self._begun = DataPlace(), 0, None, None
+        self._starts = []
 
     def restore_random(self) -> None:
         """Until the loop has resumed: have the random generators as they were in the snapshot."""
         if self._random is not None:
             set_random_states(self._device, self._random)
+
+    def _restore_start(self, number: int) -> None:
+        if number < len(self._starts):
+            set_random_states(self._device, self._starts[number])
 
     @property
     def resumed_with(self) -> RandomStates | None:
@@ -125,8 +125,9 @@ class Position:
         return back
 
     def note_resumed(self) -> None:
-        """Note that the loop has resumed."""
-        self._random = None
+        """Note that the loop has resumed, unless `batches` still has to."""
+        if self._source is not None or not self.reading.begun:
+            self._random = None
 
     def batches(self, loader: Any, seed: int | None, boundary: Callable[[], object]) -> Iterator[Any]:
         """Yield the batches that were not trained on, with a `boundary` after each. `seed`: see `open_source`."""
@@ -135,9 +136,10 @@ class Position:
                 "run.batches was called while batches of another call were still being read. Combine the data sets "
                 "(torch.utils.data.StackDataset, ConcatDataset), and iterate over a validation loader without run.batches."
             )
+        self.used = True
         call, self._calls = self._calls, self._calls + 1
         if call < self.reading.call or (call == self.reading.call and self.reading.over):
-            self.restore_random()
+            self._restore_start(call + 1)
             return
         if call > self.reading.call:
             self.reading, self._begun = DataPlace(call), None
@@ -153,6 +155,7 @@ class Position:
         finally:  # the loop was left, by `break` or because there are no more batches
             if reading is self.reading:
                 reading.over, self._source, self._begun = True, None, None
+                self._starts.append(all_random_states(self._device))
                 if not self.in_epochs:
                     self.end_epoch()
 
@@ -166,11 +169,11 @@ class Position:
         again = reading.call in {*self._generators, *self._stored}
         generators = self._generators[reading.call] = generators_of(loader)
         for generator, state in zip(generators, self._stored.pop(reading.call, ()), strict=False):
-            generator.set_state(state)
-        if reading.begun:
+            set_generator(generator, state)
+        if reading.begun or not self.in_epochs:
             self.restore_random()
-        now = Draws(all_random_states(device), [generator.get_state() for generator in generators])
-        if self._begun is None or not reading.begun:
+        now = Draws(all_random_states(device), [*map(state_of_generator, generators)])
+        if self._begun is None:
             self._begun, reading.again = now, again
         begun = self._begun
         begun.restore(device, generators)
@@ -215,26 +218,27 @@ class Position:
         """Return what differs from rank to rank, besides the random generators as they are now."""
         begun = self._begun
         return {
+            "starts": [dict(each) for each in self._starts],
             "random": dict(begun.random) if begun else None,
             "begun": [*begun.generators] if begun else [],
             "generators": self._stored
-            | {call: [each.get_state() for each in own] for call, own in self._generators.items()},
+            | {call: [*map(state_of_generator, own)] for call, own in self._generators.items()},
             "source": self._source.state() if self._source else self._state,
         }
 
-    def load(self, described: Mapping[str, Any], own: Mapping[str, Any] | None, world_size: int) -> None:
-        """Restore a position; `own` is what this rank returned from `of_rank`, None with another number of processes.
+    def load(self, described: Mapping[str, Any], own: Mapping[str, Any], world_size: int) -> None:
+        """Restore a position; `own` is what this rank returned from `of_rank`, or another one if there was no such rank.
 
-        `world_size`: the number of processes that the position comes from.
+        `world_size`: the number of processes that the position comes from. The random generators are as the loop needs them.
         """
         fields = dict(described)
         self.epoch, self.in_epochs = fields.pop("epoch"), fields.pop("in_epochs")
         self.goes_on = fields.pop("goes_on", False)
         self.reading = DataPlace(**fields)
-        if own is not None:
+        self._starts, self._random = own["starts"], all_random_states(self._device)
+        if world_size == self._context.place.world_size:
             self._begun = Draws(own["random"], own["begun"]) if own["random"] else None
             self._stored, self._state = dict(own["generators"]), own["source"]
-            self._random = all_random_states(self._device)
         elif self.reading.begun:
             self._divide_anew(world_size)
 
@@ -254,11 +258,6 @@ class Position:
             self._context.say(
                 f"note: {rest} samples are used twice in this epoch, since {now} processes cannot divide them"
             )
-
-
-def all_random_states(device: torch.device) -> RandomStates:
-    """Return the states of all generators that a loop may use."""
-    return random_states(device) | other_random_states()
 
 
 def require_same_batches(reading: DataPlace, source: BatchSource, epoch: int) -> None:

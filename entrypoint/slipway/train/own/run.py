@@ -34,20 +34,21 @@ from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
+from slipway.train.own.by_rank import RUN, Collected, names_of, own_pieces, with_own
+from slipway.train.own.generators import RandomStates, all_random_states
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.pause import Pause
 from slipway.train.own.position import Position
 from slipway.train.own.replaying import OwnReplays
-from slipway.train.own.sharding import local
 from slipway.train.own.unrepeatable import PastReads, Structure, explain_counter, explain_unset
 from slipway.train.own.unsaved import Unsaved, device_of
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
 from slipway.train.snapshots.parts import KEPT
-from slipway.train.snapshots.state import load_random_states, other_random_states, random_states, set_random_states
+from slipway.train.snapshots.state import load_random_states, other_random_states, set_random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import report_failure
 from slipway.train.worker.launcher import (
@@ -165,16 +166,17 @@ class ResumableRun:
         self._checked = False  # whether what run.state held at the first boundary could be saved
         self._turning = False
         self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
-        self._aligned: dict[int, torch.Tensor] = {}  # rank 0's buffers, by where this rank's own are
+        self._collected: Collected | None = None  # for the snapshot that is being taken
         self._stopping: str | None = None
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         self._position = Position(context)
+        self._looped = False  # whether a loop of ours has begun, at which random generators are set
+        self._first: RandomStates = all_random_states(context.device)  # at the first start of the run
         self._replays = OwnReplays(context, objects, keeps)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
         place = context.place
-        self._several_nodes = len(set(context.gather_number(place.node_rank))) > 1
         self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context, ignored, keeps)
@@ -373,17 +375,19 @@ class ResumableRun:
         """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.
 
         DistributedDataParallel sums gradients in another order from its second backward on. Without this, a resumed job with
-        more than two ranks does not reach the same bits. `work` may return a loss, whose backward is then called here.
+        more than two ranks does not reach the same bits. `work` may return a loss, whose backward is then called here. It is
+        called twice if there is a DistributedDataParallel with static_graph=True, which changes the order one backward later.
         """
         device = self._context.device
         models = self._objects.of_kind(nn.Module)
         buffers = [buffer for model in models for buffer in model.buffers()]
-        before, kept = random_states(device) | other_random_states(), [buffer.clone() for buffer in buffers]
-        loss = work()
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        for model in models:
-            model.zero_grad()
+        before, kept = all_random_states(device), [buffer.clone() for buffer in buffers]
+        for _ in range(2 if has_static_graph() else 1):
+            loss = work()
+            if isinstance(loss, torch.Tensor) and loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            for model in models:
+                model.zero_grad()
         set_random_states(device, before)
         with torch.no_grad():
             for buffer, value in zip(buffers, kept, strict=True):
@@ -497,24 +501,21 @@ class ResumableRun:
         return (self.number, self.step, self._iteration, *self._position.describe().values())
 
     def align(self) -> None:
-        """Have rank 0's buffers in the snapshots of all that may keep the same part; the model keeps its own."""
-        self._aligned = {}
-        parts = self._snapshots.parts
-        alone = len(set(parts.of_ranks)) == len(parts.of_ranks)  # each rank keeps its own
-        if alone or not (self._several_nodes or parts.several):
-            return
-        for model in self._objects.of_kind(nn.Module):
-            for buffer in filter(torch.Tensor.numel, model.buffers()):
-                raw = local(buffer.detach()).contiguous().reshape(-1).view(torch.uint8).clone()
-                self._context.align(raw)
-                self._aligned[buffer.data_ptr()] = raw.view(buffer.dtype).view(buffer.shape)
+        """Nothing is: what differs is stored for each rank."""
 
     def require_sound(self) -> None:
         """Forbid nothing: whether a number may be infinite is the user's affair."""
 
     def of_rank(self) -> Mapping[str, torch.Tensor]:
         """See Contents."""
-        own = to_bytes({"lines": self._lines, **self._position.of_rank()}, "the data loader's state_dict()")
+        tensors, packed, sharded = self._objects.collect()
+        tensors[RUN] = {}
+        self._collected = Collected(tensors, packed, sharded, pack_plain(self.state, "run.state", tensors[RUN]))
+        differing = own_pieces(self._context, self._objects, self._collected)
+        own = to_bytes(
+            {"lines": self._lines, "own": differing, "first": dict(self._first), **self._position.of_rank()},
+            "the data loader's state_dict()",
+        )
         size = int(max(self._context.gather_number(len(own))))
         data = torch.cat(
             [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
@@ -523,23 +524,23 @@ class ResumableRun:
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """See Contents."""
-        tensors, objects, sharded = self._objects.collect()
+        collected, self._collected = self._collected, None
+        assert collected is not None  # by `of_rank`
         for change in self._structure.changes():
             self._warn(change)
-        for named in tensors.values():
-            named.update((name, self._aligned.get(tensor.data_ptr(), tensor)) for name, tensor in [*named.items()])
-        tensors["run"] = {}
-        return tensors, {
+        number = number_of(self._series, self.mark, self._finishing)
+        return collected.tensors, {
             "loop": OWN,
-            "objects": objects,
-            **({"sharded": sharded, "set": number_of(self._series, self.mark, self._finishing)} if sharded else {}),
+            "objects": collected.packed,
+            **({"sharded": collected.sharded, "set": number} if collected.sharded else {}),
             "kinds": self._objects.kinds,
-            "values": pack_plain(self.state, "run.state", tensors["run"]),
+            "values": collected.values,
             "position": self._position.describe(),
             "iteration": self._iteration,
             "steps": self.step,
             "fresh": self._pause.fresh,
             "finished": [self._loop, self._total] if self._finishing else None,
+            "looped": self._looped or bool(self._loop) or self._position.used,
             "seed": self._seed,
             **self._replays.state(),
         }
@@ -555,22 +556,33 @@ class ResumableRun:
                 raise ConfigurationError(
                     f"The snapshot to resume from is one of {origin}, not of a script with slipway.resume."
                 )
-            self._objects.load(found.snapshot)
-            self.state.update(unpack(state["values"], found.snapshot.tensors["run"]))
-            self._before = self._at = state.get("steps", found.snapshot.step)
-            self._resumed = self._number = found.snapshot.step
-            self._iteration, self._seed = state["iteration"], state["seed"]
-            self._finished = tuple(state["finished"]) if state.get("finished") else None
-            self._replays.resume(found.snapshot.step, state)
             before = state["world_size"]
             rank = place.rank if before == place.world_size else None
-            if not state.get("fresh"):
-                load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
-            own = None if rank is None else data_of(ranks, rank)
+            data = data_of(ranks, place.rank if place.rank < before else 0)
+            own = data["own"] if rank is not None else data_of(ranks, 0)["own"]
+            if rank is None and own:
+                context.say(
+                    f"note: {before} processes had values of their own of {names_of(own)}: all have rank 0's now"
+                )
+            snapshot = with_own(found.snapshot, own)
+            self._objects.load(snapshot)
+            self.state.update(unpack(snapshot.state["values"], snapshot.tensors[RUN]))
+            self._before = self._at = state.get("steps", snapshot.step)
+            self._resumed = self._number = snapshot.step
+            self._iteration, self._seed = state["iteration"], state["seed"]
+            self._finished = tuple(state["finished"]) if state.get("finished") else None
+            self._replays.resume(snapshot.step, state)
             lines = data_of(ranks, 0)["lines"]
-            self._position.load(state["position"], own, before)
-            if state.get("fresh"):
+            load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
+            self._position.load(state["position"], data, before)
+            if state["fresh"]:
                 self._position.note_resumed()
+            self._looped = state["looped"]
+            if (self._looped or state["fresh"]) and context.device.type in data[
+                "first"
+            ]:  # the loop sets those of the snapshot
+                self._first = data["first"]
+                set_random_states(context.device, self._first)
             context.progress(self.number)
         if place.rank == 0:
             self._lines = keep_first_metrics(place.run_dir / METRICS_FILE, lines)
@@ -608,6 +620,7 @@ class ResumableRun:
             self._disk.go_on(self.number, costs)
             self._context.beat(Phase.TRAIN)
         self._snapshots.keep_in_memory(self)
+        self._collected = None  # where this rank keeps none
 
     def _stop_in_pause(self, word: str, stepped: bool) -> None:
         """Stop at a boundary after which nothing has changed, or within an iteration, unless gradients are pending."""
@@ -766,8 +779,17 @@ def release_models() -> None:
 
     One that is alive while the interpreter ends aborts one process in five (`terminate called without an active exception`).
     """
-    for each in gc.get_objects():
-        if issubclass(type(each), DistributedDataParallel):
-            for name in ("reducer", "logger", "process_group"):
-                each.__dict__.pop(name, None)
+    for each in live_models():
+        for name in ("reducer", "logger", "process_group"):
+            each.__dict__.pop(name, None)
     gc.collect()
+
+
+def has_static_graph() -> bool:
+    """Whether a live DistributedDataParallel object has static_graph=True."""
+    return any(each.static_graph for each in live_models())
+
+
+def live_models() -> list[DistributedDataParallel]:
+    """Return all DistributedDataParallel objects of the process, wherever they are."""
+    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -174,12 +174,6 @@ def parts_of(outer: Any, *names: str) -> list[Any]:
     return list(found.values())
 
 
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the random generators that a loader and its samplers have of their own."""
-    found = [getattr(place, "generator", None) for place in parts_of(loader, "sampler", "batch_sampler")]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
-
-
 def length_of(loader: Any) -> int | None:
     """Return the number of batches in a pass, None where nobody knows."""
     try:
@@ -269,8 +263,9 @@ class Indexed:
         self._skipping.seed = seed
         if inner is not self._skipping:
             self._replace(name, self._skipping)
-            if seed is not None:
-                self._replace("dataset", Seeded(inner_loader.dataset))
+        if seed is not None and not isinstance(inner_loader.dataset, Seeded):
+            self._replace("dataset", Seeded(inner_loader.dataset))
+            self._replace("collate_fn", SeededCollate(inner_loader.collate_fn))
 
     def _replace(self, name: str, value: Any) -> None:
         # DataLoader refuses to set these, since workers that run already would not notice: they are started again.
@@ -396,8 +391,8 @@ class SkippingIterator:
         if self._seeds is None:
             return indices
         if isinstance(indices, list | tuple):
-            return list(zip(indices, self._seeds, strict=False))
-        return indices, next(self._seeds)
+            return [SeededIndex(*each) for each in zip(indices, self._seeds, strict=False)]
+        return SeededIndex(indices, next(self._seeds))
 
 
 def places_of(sampler: Any) -> tuple[int, int]:
@@ -420,6 +415,20 @@ def seeds_of(seed: int, epoch: int, samples: int, first: int, every: int) -> Ite
         position += every
 
 
+class SeededIndex(NamedTuple):
+    """The index of a sample, with the seed of what is drawn for it."""
+
+    index: Any
+    seed: int
+
+
+class Read(NamedTuple):
+    """What was read for `SeededCollate`: a sample, or those of a batch, with the seed of the (first) sample."""
+
+    content: Any
+    seed: int
+
+
 class Seeded(Dataset[Any]):
     """A data set whose indices come with a seed: random numbers that a sample draws are the same wherever it is read."""
 
@@ -427,26 +436,54 @@ class Seeded(Dataset[Any]):
         """`inner` is the loader's own."""
         self.inner = inner
 
-    def __getitem__(self, place: tuple[Any, int]) -> Any:
-        """Read a sample. Random generators are afterwards as they were, since this may be the process that trains."""
-        index, seed = place
-        with seeded(seed):
-            return self.inner[index]
+    def __getitem__(self, place: Any) -> Any:
+        """Read a sample, or what the data set makes of several indices. An index without a seed is read as ever."""
+        if (
+            isinstance(place, list) and place and isinstance(place[0], SeededIndex)
+        ):  # where the loader has no batch size
+            place = SeededIndex([each.index for each in place], place[0].seed)
+        return Read(self._read(place), place.seed) if isinstance(place, SeededIndex) else self.inner[place]
+
+    def __getitems__(self, places: list[Any]) -> Any:
+        """Read the samples of a batch, one by one: read together, they could not be seeded one by one."""
+        if places and isinstance(places[0], SeededIndex):
+            return Read([self._read(place) for place in places], places[0].seed)
+        together = getattr(self.inner, "__getitems__", None)
+        return together(places) if together else [self.inner[place] for place in places]
+
+    def _read(self, place: SeededIndex) -> Any:
+        with seeded(place.seed):
+            return self.inner[place.index]
 
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the data set has, but for reading many samples at once, which could not be seeded one by one."""
-        if name in ("inner", "__getitems__"):
+        """Whatever else the data set has."""
+        if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
 
 
+class SeededCollate:
+    """Makes a batch of samples, which may draw random numbers as well (mixup): from the first sample's seed, as the next one."""
+
+    def __init__(self, inner: Callable[[Any], Any]) -> None:
+        """`inner` is the loader's own `collate_fn`."""
+        self.inner = inner
+
+    def __call__(self, read: Any) -> Any:
+        """Return the batch."""
+        if not isinstance(read, Read):
+            return self.inner(read)
+        with seeded(read.seed ^ 1):
+            return self.inner(read.content)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Have the random generators begin from `seed`, and afterwards be as they were."""
+    """Have the random generators begin from `seed`, and afterwards be as they were: this may be the process that trains."""
     before = random_states(CPU) | other_random_states()
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
