@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from slipway.launch.resolve.connectivity import (
     interface_towards,
     is_loopback,
     listen,
+    own_names,
     port_holder,
     without_link_local,
 )
@@ -154,6 +156,54 @@ def test_every_kind_is_explained_for_every_runtime(runtime: str) -> None:
         assert "\n" not in line
     assert "every node must reach every other" in explain_ring(runtime)
     assert set(CAUSES["refused"]) == RUNTIMES.keys()
+
+
+OWN = ("gpu01", "10.0.0.5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "runtime", "own", "cause"),
+    [
+        (
+            "does not resolve",
+            "n0",
+            "docker",
+            OWN,
+            "leads to no machine; type a name or an address of this machine: gpu01, 10.0.0.5.",
+        ),
+        (
+            "no DNS",
+            "n0",
+            "host",
+            OWN,
+            "leads to no machine; type a name or an address of this machine: gpu01, 10.0.0.5.",
+        ),
+        ("does not resolve", "lm-0.lm", "kubernetes", OWN, "node 0's pod has no address yet"),
+        ("timed out", "n0", "host", OWN, "leads to another machine; type a name or an address of this machine: gpu01,"),
+        ("does not resolve", "n0", "docker", (), "containers know each other's names only on a user-defined network"),
+        (
+            "refused",
+            "localhost",
+            "docker",
+            (),
+            "localhost is this container, and node 0 runs in another one; give the name",
+        ),
+        ("refused", "127.0.0.1", "docker", (), "127.0.0.1 is this container"),
+        ("refused", "localhost", "host", (), "node 0 has not started yet"),
+        ("refused", "n0", "docker", (), "node 0 has not started yet"),
+        ("hung up", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),
+    ],
+)
+def test_what_an_address_means_where_this_is_node_0_or_a_container(
+    kind: str, address: str, runtime: str, own: tuple[str, ...], cause: str
+) -> None:
+    assert f"{cause}" in explain_connection(kind, "words", address, 29500, runtime, own=own)
+
+
+def test_a_machine_knows_its_name_and_addresses_in_networks() -> None:
+    name, *addresses = own_names()
+    assert name == socket.gethostname()
+    assert not any(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 @pytest.mark.parametrize(

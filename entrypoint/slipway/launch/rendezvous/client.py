@@ -447,9 +447,10 @@ class Client:
 
     def _explain(self, kind: str, words: str, info: NodeInfo) -> str:
         """The cause of a failed connection to node 0, in a line."""
-        config, itself = self._config, info.node_rank == 0
+        config = self._config
+        own = config.network.own_names() if info.node_rank == 0 else ()
         return explain_connection(
-            kind, words, config.address, config.port, info.runtime, self._addresses, itself=itself, met=self.welcome
+            kind, words, config.address, config.port, info.runtime, self._addresses, own=own, met=self.welcome
         )
 
     def _lost_master(self, words: str, host: str, silence: float) -> Outcome:

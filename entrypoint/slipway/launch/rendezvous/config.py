@@ -8,7 +8,7 @@ from random import Random, SystemRandom
 from typing import NamedTuple
 
 from slipway.launch.rendezvous.link import resolve
-from slipway.launch.resolve.connectivity import free_port, interface_towards, listen
+from slipway.launch.resolve.connectivity import free_port, interface_towards, listen, own_names
 from slipway.process.machine import CLOCK, Clock
 
 
@@ -27,6 +27,7 @@ class Network:
     listen: Callable[..., socket.socket] = listen
     free_port: Callable[[int], int] = free_port
     interface_towards: Callable[..., str | None] = interface_towards
+    own_names: Callable[[], tuple[str, ...]] = own_names
 
 
 @dataclass(frozen=True, kw_only=True)

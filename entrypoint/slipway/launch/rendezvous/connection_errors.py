@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.runtimes import runtime_of
 
 
@@ -75,7 +76,11 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "kubernetes": f"a NetworkPolicy drops the packets, or {FIREWALL}",
             "host": FIREWALL,
         },
-        "hung up": {"host": "something else listens there, node 0 is just ending, or a proxy is in between"},
+        "hung up": {
+            "kubernetes": "a service mesh, such as Istio, answers in the place of a node 0 that is not there yet. Give the pods "
+            'the label sidecar.istio.io/inject: "false"; or something else listens there, or node 0 is just ending',
+            "host": "something else listens there, node 0 is just ending, or a proxy is in between",
+        },
         "stalled": {"host": STALLED},
         "unproven": {
             "host": "it is set to another value there, or on only one of the two nodes; or another program took this port first"
@@ -97,7 +102,12 @@ ASTRAY = (
     "unproven",
 )  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
-ITSELF = "this is node 0, and MASTER_ADDR leads to another machine; type a name or an address of this one"
+# For what MASTER_ADDR leads to on node 0; {names} are those of its machine.
+ITSELF = "this is node 0, and MASTER_ADDR leads to {place}; type a name or an address of this machine: {names}"
+INSIDE = (
+    "{address} is this container, and node 0 runs in another one; give the name or the address of node 0's machine, and "
+    "--network host on all"
+)
 
 
 def connection_failure(error: BaseException) -> tuple[str, str]:
@@ -132,12 +142,13 @@ def explain_connection(
     runtime: str,
     found: Sequence[str] = (),
     *,
-    itself: bool = False,
+    own: Sequence[str] = (),
     met: bool = False,
 ) -> str:
     """One line about a failed connection to node 0, with the usual cause; where it was `met` before there is but one.
 
-    `found` are the addresses that the name leads to; `itself`: node 0 failed to connect to itself.
+    `found` are the addresses that the name leads to; `own`, if node 0 failed to connect to itself, the names and addresses of its
+    machine.
     """
     if kind not in CAUSES:
         return f"node 0 at {address}:{port} says: {words}"
@@ -156,7 +167,13 @@ def explain_connection(
     }
     if met and kind in COMES_AND_GOES:
         return f"{subjects[kind]}; node 0 was reached there before, but cannot be reached now."
-    cause = ITSELF if itself and kind in ELSEWHERE else CAUSES[kind].get(runtime, CAUSES[kind]["host"])
+    cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])
+    unknown = kind in ("does not resolve", "no DNS") and not runtime_of(runtime).has_services  # there it may lag behind
+    if own and (kind in ELSEWHERE or unknown):
+        place = "no machine" if unknown else "another machine"
+        cause = ITSELF.format(place=place, names=", ".join(own[:5]))
+    elif kind == "refused" and runtime_of(runtime).is_engine and is_loopback(address):
+        cause = INSIDE.format(address=address)
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 
 

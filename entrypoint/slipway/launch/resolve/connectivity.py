@@ -93,6 +93,12 @@ def interface_towards(address: str, *, one_machine: bool = False) -> str | None:
     return name if one_machine or name != "lo" else None
 
 
+def own_names() -> tuple[str, ...]:
+    """This machine's name and its addresses in networks, for people."""
+    addresses = [address for address in _interfaces() if not (address.is_loopback or address.is_link_local)]
+    return (socket.gethostname(), *map(str, sorted(addresses, key=lambda address: address.version)))
+
+
 def interfaces_with_address() -> frozenset[str]:
     """The names of this machine's network interfaces that have an IP address."""
     return frozenset(_interfaces().values())

@@ -316,8 +316,8 @@ def _read_place(
         allowed = "only 0" if launchers == 1 else "0 or 1" if launchers == 2 else f"0 to {launchers - 1}"
         among = f" with {_count(nodes.spares, 'spare node', 'spare nodes')} among them" if nodes.spares else ""
         raise LaunchError(
-            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}{among}. "
-            "RANK counts nodes here; for a single node add --standalone."
+            f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}{among}. RANK counts nodes here"
+            f"{'; for a single node add --standalone' if launchers == 1 else f', from 0: the last one has RANK={launchers - 1}'}."
         )
     return nodes, node_rank
 

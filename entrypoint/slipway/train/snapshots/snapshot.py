@@ -129,7 +129,7 @@ def told_of_room(folder: Path, snapshot: Snapshot) -> Iterator[None]:
         newest = f"the newest one left is of step {snapshot_step(left[0])}" if left else "there is none before it"
         room = f"{disk.f_bavail * disk.f_frsize / 1e6:,.1f} of {disk.f_blocks * disk.f_frsize / 1e6:,.1f} MB are free"
         text = f"{error.strerror} (the snapshot of step {snapshot.step} takes {size / 1e6:,.1f} MB, {room}; {newest})"
-        raise OSError(error.errno, text, error.filename or str(folder)) from error
+        raise OSError(error.errno, text, error.filename or str(folder)) from None
 
 
 def write_snapshot(
