@@ -90,9 +90,8 @@ def make_handler(google: Google) -> type[BaseHTTPRequestHandler]:
                 return
             if not name:
                 query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-                page = google.list_page(
-                    query.get("prefix", ""), query.get("delimiter", ""), query.get("continuation-token", "")
-                )
+                after = query.get("continuation-token") or query.get("start-after", "")
+                page = google.list_page(query.get("prefix", ""), query.get("delimiter", ""), after)
                 self.answer(200, page.encode(), {})
             elif (found := google.objects.get(name)) is None:
                 self.say(404, "NoSuchKey")

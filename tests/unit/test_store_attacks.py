@@ -305,3 +305,25 @@ def test_what_is_fetched_goes_through_no_link_that_others_put_there(
     with pytest.raises(OSError, match=r"link|Not a directory"):
         fetch_files(store, "s3://b/data", "data", files, tmp_path / "out", {}, pauses=())
     assert contents(victim) == before, "nothing was written or deleted"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["run/../x", "run//x", "run/./x", "run/claims//x", "run/a/../b", f"{PLACE}//x", f"{RECORD}/../x", "../x", "/x"],
+)
+def test_an_object_whose_name_is_no_path_hides_no_other_and_a_line_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    pytest.importorskip("obstore")
+    with serve_google(google := Google()) as variables:
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        store = open_store(parse_store(f"gs://{BUCKET}/jobs"))
+        copy_run(store, tmp_path / "run")
+        there = store.list_objects("run/")
+        google.objects[f"jobs/{odd}"] = (b"x", datetime.now(UTC))
+        assert store.list_objects("run/") == there
+        assert store.list_folders("") == ["run"]
+        assert restore(store, "run", tmp_path / "fetched", [0]).step == 5
+    assert all(f"jobs/{odd.rpartition('/')[0]}" in line and "so it is skipped" in line for line in store.odd)
+    assert store.odd

@@ -23,6 +23,7 @@ from slipway.store.address import StoreAddress
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import AzureStore, GCSStore, S3Store
 
 CONNECT, REQUEST = timedelta(seconds=10), timedelta(minutes=5)  # a piece at 0.2 MB/s
@@ -148,14 +149,45 @@ class CloudStore:
     def list_objects(self, prefix: str) -> dict[str, int]:
         """As ObjectStore says."""
         with as_store_errors(self._name):
-            chunks = obstore.list(self._bucket, prefix=f"{self._prefix}{prefix}")
-            return {each["path"].removeprefix(self._prefix): each["size"] for chunk in chunks for each in chunk}
+            found = self._list(f"{self._prefix}{prefix}")
+            return {each["path"].removeprefix(self._prefix): each["size"] for each in found}
 
     def list_folders(self, prefix: str) -> list[str]:
         """As ObjectStore says."""
+        whole = f"{self._prefix}{prefix}"
         with as_store_errors(self._name):
-            found = obstore.list_with_delimiter(self._bucket, prefix=f"{self._prefix}{prefix}")["common_prefixes"]
-        return sorted(name.rstrip("/").removeprefix(f"{self._prefix}{prefix}") for name in found)
+            try:
+                found = obstore.list_with_delimiter(self._bucket, prefix=whole)["common_prefixes"]
+            except exceptions.InvalidPathError as error:
+                self._pass_over(error)
+                found = [each["path"] for each in self._list_after_odd(whole)]
+        names = (name.removeprefix(whole).rstrip("/").partition("/")[0] for name in found)
+        return sorted({*names})
+
+    def _list(self, prefix: str) -> list[ObjectMeta]:
+        """The objects below a prefix. The library refuses a page with a key that has an empty part, `.` or `..` in it, which no
+        object of ours has: then the folders are listed one by one.
+        """
+        try:
+            return [each for chunk in obstore.list(self._bucket, prefix=prefix) for each in chunk]
+        except exceptions.InvalidPathError as error:
+            self._pass_over(error)
+        try:
+            level = obstore.list_with_delimiter(self._bucket, prefix=prefix)
+        except exceptions.InvalidPathError:
+            return self._list_after_odd(prefix)
+        return [
+            *level["objects"],
+            *(each for folder in level["common_prefixes"] for each in self._list(f"{folder.rstrip('/')}/")),
+        ]
+
+    def _list_after_odd(self, prefix: str) -> list[ObjectMeta]:
+        """The objects below a prefix but those whose next part is empty, `.` or `..`, which come before all that are ours."""
+        chunks = obstore.list(self._bucket, prefix=prefix, offset=f"{prefix}0")
+        return [each for chunk in chunks for each in chunk]
+
+    def _pass_over(self, error: BaseException) -> None:
+        self.odd.add(f"{self._name} has an object with a name that is no path, so it is skipped: {_short(error)}")
 
     def read(self, name: str, most: int = LARGEST) -> bytes:
         """As ObjectStore says."""
