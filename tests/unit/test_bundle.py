@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stand_ins import make_sources, plan_for
+from stand_ins import Slipway, make_sources, plan_for
 
 from slipway.inspect import bundle
 from slipway.inspect.bundle import bundle_run
 from slipway.inspect.report import NotOursError, write_page
 from slipway.launch.run_directory.run import write_plan
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.protocol.files import write_json
+from slipway.protocol.files import read_metrics, read_metrics_lines, write_json
 
 CANARIES = {"SLIPWAY_TOKEN": "canary-one", "HF_TOKEN": "canary two"}
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/", "SLIPWAY_TOKEN": CANARIES["SLIPWAY_TOKEN"]}
@@ -205,3 +205,27 @@ def test_a_report_replaces_nothing_that_others_put_in_its_place_and_does_not_wai
     with pytest.raises(NotOursError, match="is not overwritten"):
         write_page(tmp_path / "report.html", "page")
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a link"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has more than 1024 MiB"),
+    ],
+)
+def test_a_report_reads_no_more_metrics_than_a_job_writes_and_says_so(
+    slipway: Slipway, run: Path, make: Callable[[Path], object], says: str
+) -> None:
+    (run / "metrics.jsonl").unlink()
+    make(run / "metrics.jsonl")
+    answer = slipway("report", str(run), "--out", "page.html")
+    assert answer.code == 0, answer.err
+    assert f"metrics.jsonl {says}" in answer.err
+
+
+def test_a_line_of_metrics_without_an_end_is_read_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{"x" * 3_000_000}\n{{"step": 2}}\n')
+    assert [values for _, values in read_metrics(tmp_path / "metrics.jsonl")] == [{"step": 1}, {"step": 2}]
+    assert max(map(len, read_metrics_lines(tmp_path / "metrics.jsonl"))) <= 1 << 20

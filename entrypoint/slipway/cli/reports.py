@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from slipway.cli.runs import RUNS, complete_run, named_run
+from slipway.cli.runs import RUNS, complete_run, mention, named_run
 from slipway.inspect.report_run import RECORDS, read_run
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
@@ -79,6 +79,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
 
     paths = dict.fromkeys(_find_run(name, runs).resolve() for name in names or ("",))
     found = [read_run(path) for path in paths]
+    mention(f"{run.metrics.unread}, so the page has no curves of it" for run in found if run.metrics.unread)
     local = len(found) == 1 and not any(map(is_store, names))
     target = out or (found[0].path if local else Path()) / "report.html"
     try:

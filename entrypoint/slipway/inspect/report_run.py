@@ -49,12 +49,15 @@ class RunEnding:
 
 @dataclass(frozen=True)
 class MetricCurves:
-    """The curves of a run by name; `first` and `last` are Unix seconds, `damaged` counts lines that make no sense."""
+    """The curves of a run by name; `first` and `last` are Unix seconds, `damaged` counts lines that make no sense, `unread`
+    says why there are none.
+    """
 
     curves: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     first: float | None = None
     last: float | None = None
     damaged: int = 0
+    unread: str = ""
 
     @property
     def steps(self) -> int:
@@ -142,17 +145,18 @@ def read_curves(run: RunDirectory) -> MetricCurves:
     curves: dict[str, dict[float, float]] = {}
     times, damaged = [], 0
     try:
-        lines = list(run.metrics())
-    except OSError:
+        for line in run.metrics():
+            if line is None or not is_number(step := line.get("step")) or not is_number(now := line.get("time")):
+                damaged += 1
+                continue
+            times.append(float(now))
+            for name, value in line.items():
+                if name not in ("time", "step") and is_number(value):
+                    curves.setdefault(str(name), {})[int(step)] = float(value)
+    except FileNotFoundError:
         return MetricCurves()
-    for line in lines:
-        if line is None or not is_number(step := line.get("step")) or not is_number(now := line.get("time")):
-            damaged += 1
-            continue
-        times.append(float(now))
-        for name, value in line.items():
-            if name not in ("time", "step") and is_number(value):
-                curves.setdefault(str(name), {})[int(step)] = float(value)
+    except OSError as error:
+        return MetricCurves(unread=f"{error.filename} {error.strerror}")
     points = {name: tuple(sorted(places.items())) for name, places in curves.items()}
     return MetricCurves(points, min(times, default=None), max(times, default=None), damaged)
 

@@ -55,7 +55,7 @@ ATTEMPTS, NODES, RANKS, STEPS = 1_000_000, 65_536, 2**26, 10**15
 SECONDS = 1e11
 # Bytes of a JSON file that is read; ours are smaller, but whoever may write there may write anything:
 LARGEST = 16 << 20
-METRICS_LARGEST = 1 << 30  # of metrics.jsonl: some ten million steps
+METRICS_LARGEST, LONGEST = 1 << 30, 1 << 20  # of metrics.jsonl, some ten million steps, and of a line in it
 LINK = "is a link, which is not followed within a run directory or a store"
 NOT_REGULAR = "is not a regular file"
 NO_FILE = (
@@ -299,9 +299,18 @@ def read_run_text(path: Path) -> str:
         return file.read().decode(errors="replace")
 
 
+def read_metrics_lines(path: Path) -> Iterator[str]:
+    """Yield each line of a metrics file; one that is longer than any of ours in pieces. Raises OSError, also for a huge file."""
+    with open_run_file(path) as file:
+        if os.fstat(file.fileno()).st_size > METRICS_LARGEST:
+            raise OSError(errno.EFBIG, f"has more than {METRICS_LARGEST >> 20} MiB", str(path))
+        while line := file.readline(LONGEST):
+            yield line.decode(errors="replace").rstrip("\r\n")
+
+
 def read_metrics(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line of a metrics file and its values, without what a crash left incomplete. Raises OSError."""
-    for line in read_run_text(path).splitlines():
+    for line in read_metrics_lines(path):
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):

@@ -46,7 +46,7 @@ from slipway.protocol.files import (
     parse_json,
     read_json,
     read_metrics,
-    read_run_text,
+    read_metrics_lines,
     snapshot_attempt,
     why_unreadable,
 )
@@ -196,7 +196,7 @@ class RunDirectory:
 
     def metrics(self) -> Iterator[dict[str, Any] | None]:
         """The lines of metrics.jsonl, None for each that is torn or makes no sense. Raises OSError."""
-        for line in read_run_text(self.path / METRICS_FILE).splitlines():
+        for line in read_metrics_lines(self.path / METRICS_FILE):
             yield _parse_line(line.encode(errors="replace"))
 
     def metrics_by_step(self) -> Iterator[dict[str, Any]]:
