@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,28 @@ def test_what_works_and_what_is_skipped_end_with_0_and_leave_nothing(slipway: Sl
     assert lines[3].startswith("no GPU (no NVIDIA driver), ")
     assert "slipway: selftest 2/2: gpu" in answer.err
     assert left(tmp_path) == []
+
+
+def names_the_host(name: str, sandbox: Sandbox) -> Iterator[Result]:
+    yield passed(name, f"{socket.gethostname()}: a|b\n in {sandbox.folder}/x, {socket.gethostname()}-like")
+
+
+def test_a_report_for_an_issue_names_no_host_and_no_folder(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-17")
+    monkeypatch.setattr(selftest, "ROWS", (SelftestRow("host", "", names_the_host), SelftestRow("good", "", good)))
+    answer = slipway("selftest", "--report")
+    head, line, machine, code, host, last = answer.out.splitlines()
+    assert (head, line) == ("| row | result |", "| --- | --- |")
+    assert machine.startswith("| machine | no GPU (no NVIDIA driver), ")
+    assert code == "| exit code | 0 |"
+    assert host == "| host | ok: …: a\\|b in …/x, gpu-17-like (0 s) |"
+    assert last == "| good | ok: right (0 s) |"
+
+
+def test_a_report_is_not_json(slipway: Slipway) -> None:
+    answer = slipway("selftest", "--report", "--json")
+    assert answer.code == 2
+    assert "--json is for programs and --report for an issue" in answer.err
 
 
 def test_rows_that_fail_hide_no_others_and_what_they_left_is_named(slipway: Slipway, tmp_path: Path) -> None:

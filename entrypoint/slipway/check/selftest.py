@@ -1,6 +1,7 @@
 """The rows of `slipway selftest`: what each one proves, what it needs, and how it is tried; and the report of them."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,16 @@ def report_lines(report: Mapping[str, Any], colour: bool, width: int) -> list[st
         machine_line(report["machine"]),
         f"exit code {report['code']}: {CLOSING[report['code']]}",
     ]
+
+
+def report_table(report: Mapping[str, Any], private: Sequence[str]) -> list[str]:
+    """What `report_json` returned as a table of Markdown, for an issue; `private`: names and folders that are left out."""
+    rows = [(row["what"], f"{row['level']}: {row['found']} ({row['seconds']:.0f} s)") for row in report["rows"]]
+    table = [("machine", machine_line(report["machine"])), ("exit code", str(report["code"])), *rows]
+    hidden = "|".join(re.escape(name) for name in sorted(private, key=len, reverse=True) if name)
+    text = [(what, re.sub(rf"(?<![\w.-])(?:{hidden})(?![\w-])", "…", found)) for what, found in table]
+    cells = [(what, " ".join(found.split()).replace("|", "\\|")) for what, found in text]
+    return ["| row | result |", "| --- | --- |", *(f"| {what} | {found} |" for what, found in cells)]
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

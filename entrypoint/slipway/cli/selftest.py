@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ class StoppedError(BaseException):
         self.code = CODE_OF[STOP_WORDS[kind]]
 
 
-def run_selftest(as_json: bool, only: str | None) -> None:
+def run_selftest(as_json: bool, as_report: bool, only: str | None) -> None:
     """Test this image, or this checkout, on the devices of this node.
 
     Runs real jobs one after the other, from a matrix product to a deliberate hang. Takes minutes, needs no network, and
@@ -48,13 +49,15 @@ def run_selftest(as_json: bool, only: str | None) -> None:
     """
     from slipway.check.devices import describe_links
     from slipway.check.finding import terminal_width
-    from slipway.check.selftest import ROWS, report_json, report_lines
+    from slipway.check.selftest import ROWS, report_json, report_lines, report_table
     from slipway.check.selftest_trial import Sandbox, count_processes, environment_of_jobs
     from slipway.launch.resolve.devices import read_devices
     from slipway.launch.resolve.host import read_host
     from slipway.launch.resolve.packages import read_versions
     from slipway.process.tree import OwnProcesses
 
+    if as_json and as_report:
+        raise click.UsageError("--json is for programs and --report for an issue; give one of them.")
     chosen = choose_rows(ROWS, only)
     environ = environment_of_jobs(os.environ)
     host, devices = read_host(environ), read_devices(environ)
@@ -69,7 +72,12 @@ def run_selftest(as_json: bool, only: str | None) -> None:
         click.echo(f"slipway: selftest: {stopped}: stopped; no files or processes were left", err=True)
         sys.exit(stopped.code)
     report = report_json(timed, read_versions(host, devices), describe_links(devices))
-    click.echo(json.dumps(report, indent=1) if as_json else "\n".join(report_lines(report, True, terminal_width())))
+    if as_json:
+        click.echo(json.dumps(report, indent=1))
+    else:
+        names = (socket.gethostname(), str(folder))
+        lines = report_table(report, names) if as_report else report_lines(report, True, terminal_width())
+        click.echo("\n".join(lines))
     if report["code"]:
         click.echo(f"slipway: selftest: the run directories of the jobs are in {folder}", err=True)
     sys.exit(report["code"])
@@ -140,11 +148,16 @@ def private_folder(own: "OwnProcesses") -> Iterator[Path]:
 
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: exit code, machine, and the rows.")
+REPORT = click.Option(
+    ["--report", "as_report"],
+    is_flag=True,
+    help='Print a table for the issue form "It ran here": machine, versions and rows, without host names.',
+)
 ONLY = click.Option(["--only"], metavar="ROW,…", help="Run only these rows; separate names with commas.")
 selftest = click.Command(
     "selftest",
     callback=run_selftest,
-    params=[JSON, ONLY],
+    params=[JSON, REPORT, ONLY],
     help=run_selftest.__doc__,
     epilog="\b\nExample: slipway selftest --only products,gpt",
     context_settings=CONTEXT,
