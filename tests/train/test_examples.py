@@ -28,12 +28,12 @@ EXAMPLES = ROOT / "examples"
 Alone = Callable[..., None]
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *words: str, **variables: str) -> str:
     """Start a program in a folder with a clean environment; what it said, once it has ended well."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "TMPDIR", "LANG") if name in os.environ}
     ours = {"PYTHONPATH": str(Path(slipway.__file__).parents[1]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=kept | ours, stdin=subprocess.DEVNULL, check=False,
+        [sys.executable, *words], cwd=folder, env=kept | ours | variables, stdin=subprocess.DEVNULL, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout
@@ -94,7 +94,7 @@ def test_own_loop_trains_alone_and_goes_on_under_slipway_and_torchrun(
     assert "epoch 3 of 3" in said
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={take_port()}")
     assert "epoch 1 of 1" in run(tmp_path, *torchrun, str(EXAMPLES / "own_loop.py"), "--epochs", "1")
-    said = run(tmp_path, *torchrun, str(EXAMPLES / "own_loop.py"), "--epochs", "2")
+    said = run(tmp_path, *torchrun, str(EXAMPLES / "own_loop.py"), "--epochs", "2", SLIPWAY_RESUME="auto")
     assert "without its launcher: snapshots on the disk only, in" in said
     assert "epoch 1 of" not in said
     assert "epoch 2 of 2" in said

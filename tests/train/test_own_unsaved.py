@@ -402,10 +402,8 @@ def test_weights_set_after_resume_are_refused(
         run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
         if late:
             act(model)
-        for step in run.steps(4):
+        for _ in run.steps(4 if late else 2):
             teach(model, optimizer)
-            if step == 1 and not late:
-                return
 
     if start == "second":
         train(late=False)

@@ -7,8 +7,8 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import COLLECTIVE_TIMEOUT, Place, read_place, silent_stdout
 
 SIGNALS = {signal.SIGTERM: Word.STOPPED, signal.SIGUSR1: Word.STOPPED, signal.SIGINT: Word.CANCELLED}
+LATE = 30.0  # seconds for which a rank waits for the others in `slipway.resume` before it says so
 FOLDER = "runs"  # of the runs that have no launcher, by the name of the script
 
 
@@ -62,7 +63,7 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
         )
     side = None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        with silent_stdout():
+        with silent_stdout(), told_if_late(dist.get_rank()):
             side = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     place = read_place(environ) if is_launched(environ) else place_without_launcher(environ)
     fenced = place.is_writer
@@ -97,6 +98,25 @@ def make_node_folder(place: Place, *, clears: bool) -> None:
         raise ConfigurationError(
             f"{error.filename} {error.strerror}. Remove it, or set SLIPWAY_RUN_DIR to a folder of yours."
         ) from None
+
+
+@contextmanager
+def told_if_late(rank: int, seconds: float = LATE, say: Callable[[str], object] = sys.stderr.write) -> Iterator[None]:
+    """`say` which rank waits for others in the block, once it has done so for some seconds."""
+    done = threading.Event()
+
+    def tell() -> None:
+        if not done.wait(seconds):
+            say(
+                f"slipway: rank {rank} has called slipway.resume and waits for ranks that have not. Call it on all ranks, at the "
+                "same place in the script.\n"
+            )
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def place_without_launcher(environ: Mapping[str, str]) -> Place:

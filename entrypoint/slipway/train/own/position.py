@@ -70,6 +70,11 @@ class Position:
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
     @property
+    def calls(self) -> int:
+        """How many calls of `run.batches` there were in this epoch."""
+        return self._calls
+
+    @property
     def generators(self) -> set[int]:
         """The identities of the generators that are saved with the position."""
         return {id(each) for own in self._generators.values() for each in own}

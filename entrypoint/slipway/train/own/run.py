@@ -32,9 +32,11 @@ from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS, STOP_F
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.redact import redact_words
 from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.own.by_rank import RUN, Collected, names_of, own_pieces, with_own
+from slipway.train.own.declared import Declared, require_same_arguments
 from slipway.train.own.generators import RandomStates, all_random_states
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
@@ -113,7 +115,8 @@ def require_first() -> None:
     """Raise ConfigurationError where this process has a run already, since both would have one folder of snapshots."""
     if any(run.open or run.keeps for run in RUNS):
         raise ConfigurationError(
-            "slipway.resume was called a second time. A script has one run: pass all objects in one call."
+            "slipway.resume was called a second time. A script has one run: pass all objects in one call. A search with several "
+            "trials (optuna, hydra) needs one process per trial, and a folder for each: SLIPWAY_RUN_DIR."
         )
 
 
@@ -181,6 +184,7 @@ class ResumableRun:
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context, ignored, keeps)
         self._structure, self._reads = Structure(objects), PastReads()
+        self._declared = Declared(objects, context.warn if place.rank == 0 else lambda text: None)
         atexit.register(self._leave)
         with self._told():
             context.require_same(
@@ -259,6 +263,7 @@ class ResumableRun:
         context = self._context
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             self._unsaved.note_read(loader)
+            self._declared.note_batches(self._position.calls, loader)
             try:
                 for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self._turn):
                     if self._position.is_first and context.place.rank == 0:
@@ -542,6 +547,8 @@ class ResumableRun:
             "finished": [self._loop, self._total] if self._finishing else None,
             "looped": self._looped or bool(self._loop) or self._position.used,
             "seed": self._seed,
+            "declared": self._declared.state(),
+            "arguments": redact_words(sys.argv[1:]),
             **self._replays.state(),
         }
 
@@ -556,6 +563,8 @@ class ResumableRun:
                 raise ConfigurationError(
                     f"The snapshot to resume from is one of {origin}, not of a script with slipway.resume."
                 )
+            if not is_launched(self._environ) and not self._environ.get("SLIPWAY_RESUME"):
+                require_same_arguments(redact_words(sys.argv[1:]), state["arguments"], str(place.run_dir))
             before = state["world_size"]
             rank = place.rank if before == place.world_size else None
             data = data_of(ranks, place.rank if place.rank < before else 0)
@@ -566,6 +575,7 @@ class ResumableRun:
                 )
             snapshot = with_own(found.snapshot, own)
             self._objects.load(snapshot)
+            self._declared.load(state["declared"])
             self.state.update(unpack(snapshot.state["values"], snapshot.tensors[RUN]))
             self._before = self._at = state.get("steps", snapshot.step)
             self._resumed = self._number = snapshot.step
