@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -182,7 +183,7 @@ def accumulating(seen: Seen, **more: Any) -> dict[str, Any]:
     loader = DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(8))
     run = slipway.resume(model=model, optimizer=optimizer, ema=ema, seen=seen, **more)
     for _ in run.epochs(2):
-        for number, (numbers, x, y) in enumerate(run.batches(loader)):
+        for number, (numbers, x, y) in run.enumerate(loader):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = loss_of(ddp, x, y) / 2
             loss.backward()
@@ -193,6 +194,28 @@ def accumulating(seen: Seen, **more: Any) -> dict[str, Any]:
                 ema.update_parameters(model)
             run.state["micro"] += 1
     return {"model": model, "optimizer": optimizer, "ema": ema}
+
+
+def tails(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Two loaders, the shorter one repeated; accumulation with a tail; and a limit of batches per epoch."""
+    model = wrapped(make_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    short, long = (DataLoader(Numbers(size), 4, sampler=sampler_for(Numbers(size))) for size in (16, 52))
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    last = min(len(long), 11) - 1
+    for epoch in run.epochs(3):
+        for loader in (short, long):
+            if isinstance(loader.sampler, DistributedSampler):
+                loader.sampler.set_epoch(epoch)
+        for number, ((_, x, y), (numbers, *_)) in run.enumerate(zip(cycle(short), long, strict=False)):
+            loss_of(model, x, y).backward()
+            seen.extend(numbers.tolist())
+            if number % 2 or number == last:
+                optimizer.step()
+                optimizer.zero_grad()
+            if run.batch == last:
+                break
+    return {"model": model, "optimizer": optimizer}
 
 
 def half_precision(seen: Seen, **more: Any) -> dict[str, Any]:
@@ -450,7 +473,7 @@ def train_sharded(seen: Seen, mesh: Any, **more: Any) -> dict[str, Any]:
     loader = DataLoader(Numbers(augmented=True), 2, sampler=sampler_for(Numbers()), drop_last=True)
     run = slipway.resume(model=model, optimizer=optimizer, scheduler=falls, seen=seen, **more)
     for _ in run.epochs(5):
-        for number, (numbers, x, y) in enumerate(run.batches(loader)):
+        for number, (numbers, x, y) in run.enumerate(loader):
             loss = loss_of(model, x, y)
             (loss / 2).backward()
             seen.extend(numbers.tolist())
@@ -464,8 +487,8 @@ def train_sharded(seen: Seen, mesh: Any, **more: Any) -> dict[str, Any]:
 
 
 ALONE: tuple[Loop, ...] = (
-    classifier, accumulating, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps, by_boundary,
-    drawing,
+    classifier, accumulating, tails, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps,
+    by_boundary, drawing,
 )  # fmt: skip
 TOGETHER: tuple[Loop, ...] = (*ALONE, with_workers, sharded, hybrid)
 LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in TOGETHER}
@@ -544,7 +567,7 @@ def choose_death(loop: str, kills: int, seed: int) -> tuple[str, ...]:
     if attempt > kills:
         return ()
     # A snapshot in memory is there after three steps, which take as many boundaries, or twice as many where some make no step.
-    least = 6 if loop in ("accumulating", "half_precision", "sharded", "hybrid") else 3
+    least = 6 if loop in ("accumulating", "tails", "half_precision", "sharded", "hybrid") else 3
     boundary = dice.randrange(least, least + 3)
     return str(dice.randrange(int(os.environ["WORLD_SIZE"]))), str(boundary), str(dice.randrange(1, 600))
 
