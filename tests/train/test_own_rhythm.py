@@ -73,7 +73,7 @@ def test_with_another_number_of_processes_the_last_batch_has_the_last_number(siz
     here.begin_epoch()
     under_way = here.batches(make(), None, lambda: None)  # one that is gone has left its loop
     next(under_way)
-    there.load(here.describe(), None, 3)
+    there.load(here.describe(), here.of_rank(), 3)
     there.begin_epoch()
     numbers = [there.batch for _ in there.batches(make(), None, lambda: None)]
     assert numbers[-1] == len(make()) - 1
