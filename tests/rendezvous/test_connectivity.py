@@ -189,6 +189,7 @@ OWN = ("gpu01", "10.0.0.5")
             "localhost is this container, and node 0 runs in another one; give the name",
         ),
         ("refused", "127.0.0.1", "docker", (), "127.0.0.1 is this container"),
+        ("unreachable", "localhost", "docker", (), "localhost is this container"),  # ::1, where IPv6 is off
         ("refused", "localhost", "host", (), "node 0 has not started yet"),
         ("refused", "n0", "docker", (), "node 0 has not started yet"),
         ("hung up", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),

@@ -1,5 +1,6 @@
 """What images lack for arbitrary user ids is made good, and nothing that a user set is touched."""
 
+import errno
 import os
 import pwd
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway.launch.resolve import host
-from slipway.launch.resolve.host import mounted_from, own_container, read_host, read_mounts
+from slipway.launch.resolve.host import clone3_errno, mounted_from, own_container, read_host, read_mounts
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 
@@ -117,3 +118,30 @@ def test_what_is_typed_in_a_container_is_not_its_command(
     monkeypatch.setattr("slipway.launch.resolve.host.own_container", lambda: ID)
     monkeypatch.setattr(os, "getppid", lambda: parent)
     assert read_host({}).container == container
+
+
+@pytest.mark.parametrize(
+    ("number", "runtime", "refused"),
+    [
+        (errno.EPERM, "docker", True),
+        (errno.EPERM, "kubernetes", True),
+        (errno.EPERM, "host", False),
+        (errno.ENOSYS, "docker", False),
+        (errno.EINVAL, "docker", False),
+    ],
+)
+def test_an_engine_that_lets_no_thread_start_is_named(
+    monkeypatch: pytest.MonkeyPatch, number: int, runtime: str, refused: bool
+) -> None:
+    monkeypatch.setattr("slipway.launch.resolve.host.clone3_errno", lambda: number)
+    monkeypatch.setattr("slipway.launch.resolve.host.detect_runtime", lambda environ: runtime)
+    if not refused:
+        assert read_host({}).runtime == runtime
+        return
+    with pytest.raises(LaunchError, match=r"Docker Engine before 20\.10\.10 .*seccomp=unconfined") as caught:
+        read_host({})
+    assert caught.value.code == CONFIGURATION
+
+
+def test_the_kernel_is_asked_for_clone3() -> None:
+    assert clone3_errno() in (errno.EINVAL, errno.ENOSYS, errno.EFAULT)

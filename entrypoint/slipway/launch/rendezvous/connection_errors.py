@@ -172,7 +172,7 @@ def explain_connection(
     if own and (kind in ELSEWHERE or unknown):
         place = "no machine" if unknown else "another machine"
         cause = ITSELF.format(place=place, names=", ".join(own[:5]))
-    elif kind == "refused" and runtime_of(runtime).is_engine and is_loopback(address):
+    elif kind in ("refused", "unreachable") and runtime_of(runtime).is_engine and is_loopback(address):
         cause = INSIDE.format(address=address)
     return f"{subjects[kind]}; usually: {cause.format_map(name_service(address))}."
 

@@ -4,6 +4,7 @@ caches.
 torch asks for a home and for caches. For a user id without them it fails, or caches where nothing is kept.
 """
 
+import errno
 import os
 import pwd
 import re
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.resolve.runtimes import HOST, detect_runtime, runtime_of
+from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, detect_runtime, runtime_of
 from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.printable import one_line
@@ -69,6 +70,12 @@ def read_host(environ: Mapping[str, str]) -> Host:
 
     Raises LaunchError where nothing can be written at all.
     """
+    if detect_runtime(environ) in (DOCKER.name, KUBERNETES.name) and clone3_errno() == errno.EPERM:
+        raise LaunchError(
+            "No program can start a thread in this container: its engine answers the system call clone3 with EPERM, as Docker "
+            "Engine before 20.10.10 does. Update the engine; until then add --security-opt seccomp=unconfined to docker run "
+            "(compose: security_opt)."
+        )
     fqdn = socket.getfqdn() if needs_full_name(environ) else socket.gethostname()
     image = environ.get("SLIPWAY_IMAGE") or None  # set by the image itself
     temporary = temporary_files()
@@ -94,6 +101,15 @@ def read_host(environ: Mapping[str, str]) -> Host:
         read_dmi(),
         own_container() if 1 in (os.getpid(), os.getppid()) else "",
     )
+
+
+def clone3_errno() -> int:
+    """The error of clone3 without arguments: EINVAL where the kernel has it, ENOSYS where glibc has to use clone in its place."""
+    import ctypes  # milliseconds, which only a start in a container pays
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall(435, None, 0)  # the same number on all architectures
+    return ctypes.get_errno()
 
 
 # product_uuid is readable by root alone; older EC2 instances (Xen) say the same in hypervisor_uuid.
