@@ -41,6 +41,7 @@ BESIDE = {
     "eval": "slipway.cli.results:evaluate_run",
     "export": "slipway.cli.results:export",
     "logs": "slipway.cli.logs:logs",
+    "prove": "slipway.cli.prove:prove",
     "render": "slipway.render:render",
     "report": "slipway.cli.reports:report_runs",
     "runs": "slipway.cli.runs:list_all",

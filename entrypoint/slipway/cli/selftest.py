@@ -119,7 +119,7 @@ def try_rows(rows: tuple["SelftestRow", ...], sandbox: "Sandbox") -> list["Timed
 
 
 @contextlib.contextmanager
-def private_folder(own: "OwnProcesses") -> Iterator[Path]:
+def private_folder(own: "OwnProcesses", prefix: str = "slipway-selftest-") -> Iterator[Path]:
     """A folder for all jobs among the temporary files. At a signal that stops a job, StoppedError ends the block.
 
     No process that was started in it survives, of `own`, and no folder where somebody stopped it.
@@ -132,7 +132,7 @@ def private_folder(own: "OwnProcesses") -> Iterator[Path]:
         raise StoppedError(number)
 
     adopt_orphans()
-    folder = Path(tempfile.mkdtemp(prefix="slipway-selftest-"))
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     before = catch_stops(stop)
     try:
         yield folder

@@ -262,7 +262,7 @@ WITHIN = frozenset(
     f"{PREFIX}{name}"
     for name in (
         "ATTEMPT", "DEVICE", "EVENTS", "IMAGE", "LOCAL_CORES", "LOCAL_DEVICES", "MEMORY", "NODE_DIR", "PIPES",
-        "PREVIOUS_OUTCOME", "PROGRESS", "SHARED_RUN_DIR", "WATCHER",
+        "PREVIOUS_OUTCOME", "PROGRESS", "PROOF", "SHARED_RUN_DIR", "WATCHER",
     )
 )  # fmt: skip
 TESTS = f"{PREFIX}TEST_"

@@ -6,8 +6,11 @@ Evaluation is part of it: every validation sample is evaluated once, whatever th
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +34,7 @@ from slipway.train.models.flops import utilisation
 from slipway.train.observe.replay import WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.observe.sinks import Sinks, open_sinks
+from slipway.train.observe.witness import open_witness
 from slipway.train.snapshots.memory_buffers import Rhythm
 from slipway.train.task import Task, Validation, evaluating
 from slipway.train.worker.context import Context
@@ -62,6 +66,8 @@ def fit(task: Task, options: Common, context: Context) -> TrainingResult:
             context.say(f"already finished at step {training.step}; type a larger --steps or --epochs to train on")
             context.conclude(Word.FINISHED, f"was already finished at step {training.step}")
             return TrainingResult(Word.FINISHED, training.step, {})
+        objects = {"model": task.model, "optimizer": task.optimizer, "scaler": training.scaler}
+        training.witness = open_witness(os.environ, context, training.snapshots, lambda: place_of(training), objects)
         outcome = train_through(training)
         context.beat(Phase.FINISH)
         note_outcome(training, outcome)
@@ -113,16 +119,19 @@ def train_from_here(training: Training, phase: Phase) -> str:
 
 def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Phase) -> str:
     """Take all steps, with everything that happens between them. Returns the outcome."""
-    options, context = training.options, training.context
+    options, context, witness = training.options, training.context, training.witness
     training.stragglers.forget()
     word, _ = context.agree()  # before the first step, which may compile for minutes
     if word is None and (training.step or training.task.judged_before) and not is_evaluated(training):
         word = evaluate(training, metrics, progress)
     if word is None:
         context.beat(phase)
-        training.parallel.warm_up_ddp(training.loader.example)
+        with witness.aside(warms_up=True) if witness else nullcontext():
+            training.parallel.warm_up_ddp(training.loader.example)
         training.stragglers.own_time.settle(all_of_them=options.find_unused_parameters)
         context.begin_stop_exchange(late=not training.loader.ready())
+    if witness:
+        witness.begin("fit")
     while training.step < training.total and word is None:
         word = next_word(training)
         if word is not None:
@@ -133,7 +142,8 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
         context.beat(phase)
         enforce_budget(training, training.numbers.late())
         training.verification.check(training.step)
-        training.replays.check(training.step)
+        with witness.aside() if witness else nullcontext():
+            training.replays.check(training.step)
         training.stragglers.check()
         progress.advance()
         ended_epoch = training.position % training.task.samples < training.batch_size
@@ -150,6 +160,8 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
             progress.restart(training.step)
         if not last:
             keep_in_memory(training)
+        if witness:
+            witness.note_boundary()
         if is_due(training):
             word = evaluate(training, metrics, progress)
             context.beat(Phase.TRAIN)
@@ -159,6 +171,13 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
     save(training, live=True)
     wait_for_writers(training)
     return word or Word.FINISHED
+
+
+def place_of(training: Training) -> dict[str, Any]:
+    """Return the position, for the witness of a proving run."""
+    samples, batch = training.task.samples, training.batch_size
+    epoch, position = divmod(training.position, samples)
+    return {"step": training.step, "epoch": epoch, "batches": position // batch, "length": math.ceil(samples / batch)}
 
 
 def ends_trace(training: Training) -> str:

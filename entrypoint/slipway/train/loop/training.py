@@ -24,6 +24,7 @@ from slipway.train.observe.replay import Replays
 from slipway.train.observe.replicas import Verification, replicated
 from slipway.train.observe.stragglers import Stragglers
 from slipway.train.observe.tracing import Tracing
+from slipway.train.observe.witness import Witness, is_proving
 from slipway.train.parallel.data_parallel import DataParallel, Parallel, compute_alone
 from slipway.train.parallel.pipeline import PipelineParallel
 from slipway.train.snapshots.job import JobSnapshots
@@ -58,6 +59,7 @@ class Training:
     buffers: Sequence[torch.Tensor]
     step: int = 0
     position: int = 0  # in the sampler's stream, in samples
+    witness: Witness | None = None  # in a proving run
     reported: int = 0  # the step of the last report
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sample: str = ""
@@ -103,7 +105,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
             context,
             Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded, context.warn),
             MemoryBuffers(() if task.split or context.place.local_rank else context.place.memory, context.warn),
-            Rhythm(0 if task.split else options.memory_every, 0),
+            Rhythm(0 if task.split else 1 if is_proving(os.environ) else options.memory_every, 0),
             are_finite,
             single_part(context.place),
         ),

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -32,11 +32,14 @@ from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS, STOP_F
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.proof import ELSEWHERE
 from slipway.protocol.redact import redact_words
 from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
+from slipway.train.observe.witness import is_proving, open_witness
 from slipway.train.own.by_rank import RUN, Collected, names_of, own_pieces, with_own
 from slipway.train.own.declared import Declared, require_same_arguments
+from slipway.train.own.found import found_objects
 from slipway.train.own.generators import RandomStates, all_random_states
 from slipway.train.own.gradients import Gradients
 from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
@@ -105,6 +108,8 @@ def resume(
             if value is not None:
                 require_count(f"{name}=", value)
         require_count("keep=", keep, 1)
+        if is_proving(os.environ):  # each kill is to go back to the last boundary
+            save_every, memory_every = (save_every if is_launched(os.environ) else 1), 1
         RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots, ignore))
         return RUNS[-1]
     except EXPLAINED as error:
@@ -217,6 +222,17 @@ class ResumableRun:
             if keeps:
                 self._restore()
                 self._unsaved.begin(self._told)
+            passed = {**objects.named_of_kind(object), "run.state": self.state}
+            self._witness = open_witness(
+                os.environ,
+                context,
+                self._snapshots,
+                self._place,
+                passed,
+                lambda: found_objects([*objects.all, *ignored]),
+            )
+            if self._witness and not keeps:
+                self._witness.begin(ELSEWHERE)
 
     @property
     def open(self) -> bool:
@@ -264,11 +280,15 @@ class ResumableRun:
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             self._unsaved.note_read(loader)
             self._declared.note_batches(self._position.calls, loader)
+            if self._witness and not self._loop:
+                self._witness.begin("batches")
             try:
                 for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self._turn):
                     if self._position.is_first and context.place.rank == 0:
                         self._warn(explain_counter(sys._getframe()))
                     self._hand_out("batches")
+                    if self._witness:
+                        self._witness.note_batch(batch)
                     yield batch
             finally:
                 self._pause.rest("", context.device)
@@ -305,6 +325,8 @@ class ResumableRun:
             if not self._checked:
                 self._checked = bool(pack_plain(self.state, "run.state", {}))  # refuses now what could not be saved
             self._unsaved.look(self._position.generators, bare=not self._items)
+            if self._witness and (moved or self._turning):
+                self._witness.note_boundary(moved)
             if not stepped:
                 self._unsaved.require_own_steps()
                 if self._turning:
@@ -354,6 +376,8 @@ class ResumableRun:
                 raise ConfigurationError(
                     f"run.log({name}=…): each line of {METRICS_FILE} has {IN_EACH_LINE[name]} as {name}. Choose another name."
                 )
+            if self._witness:
+                self._witness.note_log(values)
         if self._context.place.rank != 0 or self._over:
             return
         with self._told():
@@ -373,7 +397,7 @@ class ResumableRun:
         """
         if self._over or os.getpid() != self._process:
             return
-        with self._told((*EXPLAINED, ExplainedError)):
+        with self._told((*EXPLAINED, ExplainedError)), self._witness.aside() if self._witness else nullcontext():
             self._replays.check(self.number, work, batch, every, self._snapshots)
 
     def warm_up(self, work: Callable[[], Any]) -> None:
@@ -388,7 +412,8 @@ class ResumableRun:
         buffers = [buffer for model in models for buffer in model.buffers()]
         before, kept = all_random_states(device), [buffer.clone() for buffer in buffers]
         for _ in range(2 if has_static_graph() else 1):
-            loss = work()
+            with self._witness.aside(warms_up=True) if self._witness else nullcontext():
+                loss = work()
             if isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             for model in models:
@@ -432,6 +457,8 @@ class ResumableRun:
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position
+        if self._witness:
+            self._witness.begin("epochs")
         try:
             while position.epoch < total:
                 position.begin_epoch()
@@ -445,6 +472,8 @@ class ResumableRun:
         self.finish()
 
     def _run_steps(self, total: int) -> Iterator[int]:
+        if self._witness:
+            self._witness.begin("steps")
         try:
             while self._iteration < total:
                 self._position.restore_random()
@@ -504,6 +533,10 @@ class ResumableRun:
     def mark(self) -> Hashable:
         """See Contents."""
         return (self.number, self.step, self._iteration, *self._position.describe().values())
+
+    def _place(self) -> dict[str, Any]:
+        """Return the position, for the witness of a proving run."""
+        return {"step": self.number, "iteration": self._iteration, **self._position.describe()}
 
     def align(self) -> None:
         """Nothing is: what differs is stored for each rank."""
