@@ -191,6 +191,29 @@ def test_where_a_run_was_is_seen(
     assert (here.gpus, here.nodes, here.results) == (2, 1, "/checkpoints")
 
 
+@pytest.mark.parametrize(
+    ("runtime", "environ", "options", "repeated"),
+    [
+        ("docker", {"NPROC_PER_NODE": "1"}, {}, True),
+        ("docker", {}, {"NPROC_PER_NODE": "1"}, True),
+        ("docker", {}, {}, False),
+        ("docker", {"NPROC_PER_NODE": "1", "COMPOSE_SERVICE": "train"}, {}, False),  # the project's settings have it
+        ("host", {}, {"NPROC_PER_NODE": "1"}, True),
+        ("host", {"NPROC_PER_NODE": "1"}, {}, False),  # this shell has it still
+        ("slurm", {"NPROC_PER_NODE": "1"}, {}, False),
+    ],
+)
+def test_a_command_that_resumes_repeats_the_number_of_processes(
+    runtime: str, environ: dict[str, str], options: dict[str, str], repeated: bool
+) -> None:
+    host = make_host()._replace(image=None if runtime == "host" else "0.1.0", runtime=runtime)
+    plan, sources = plan_for(environ=environ, options=options), make_sources(environ, options)
+    here = find_here(Job(plan, sources, make_devices(), environ, None, host), False)
+    resumes = as_typed("slipway linear --run-dir runs/a --resume auto --steps 9", here)
+    assert (" --resume auto --steps 9 --nproc-per-node 1" in resumes) is repeated
+    assert "--nproc-per-node" not in as_typed("slipway report runs/a", here)
+
+
 def job_under_srun(environ: dict[str, str], *mounts: str) -> Job:
     """A job in the image under a user's own srun, with these folders mounted."""
     host = make_host()._replace(image="0.1.0", runtime="slurm")

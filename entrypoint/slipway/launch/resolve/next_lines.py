@@ -51,6 +51,7 @@ class Invocation:
     source: str = "./runs"
     others: tuple[tuple[str, str], ...] = ()  # what Slurm mounts besides: the folder, and where in the container
     service: str = "train"  # of a compose file
+    processes: str = ""  # --nproc-per-node, where it was given and a new command would not have it by itself
 
     @property
     def form(self) -> "CommandForm":
@@ -140,6 +141,8 @@ def name_store(text: str, store: str) -> str:
 def as_typed(command: str, here: Invocation) -> str:
     """A command, which begins with `slipway`, as one types it where the run was started."""
     words = command.removeprefix("slipway ")
+    if here.processes and "--resume auto" in words:  # with another number of processes the numbers differ
+        words += f" --nproc-per-node {here.processes}"
     return here.form.typed(words, words.split()[0] in WORKLOADS, here)
 
 
