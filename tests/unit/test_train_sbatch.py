@@ -224,6 +224,15 @@ def test_a_step_that_can_begin_or_whose_other_nodes_may_fail_alike_is_not_ended(
     assert not calls(losing, "scancel")
 
 
+@pytest.mark.parametrize("end", ["User defined signal 1", "Terminated", "Exited with exit code 143"])
+def test_a_node_that_was_stopped_before_its_container_came_up_is_not_left_out(losing: Path, end: str) -> None:
+    short = LOST.replace('read -r <"$CALLS.step"', 'read -r -t 7 <>"$CALLS.step"').replace(
+        "Exited with exit code 1'", f"{end}'"
+    )
+    submitted(losing, code=STOPPED, TRAINS=short, **NODE2)
+    assert (calls(losing, "scancel"), calls(losing, "scontrol")) == ("", "requeue 7")
+
+
 @pytest.mark.parametrize(
     ("record", "partition", "excluded"),
     [
