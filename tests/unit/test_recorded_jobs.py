@@ -20,6 +20,13 @@ def test_culprits_are_named_and_no_healthy_rank_alone(first: int) -> None:
     assert not [seed for seed, how in found.items() if how in ("wrong", "alone")]
 
 
+@pytest.mark.parametrize("seed", [524, 1052, 1531])
+def test_jobs_that_an_earlier_rule_judged_wrong(seed: int) -> None:
+    """Sends that go beside, recvs behind what holds a rank up, and ranks that wait for each other."""
+    job = RecordedJob(seed)
+    assert verdict(job, find(job)) == "group"
+
+
 @pytest.mark.parametrize("write", [pickle.dumps, lambda record: json.dumps(record).encode()], ids=["pickle", "json"])
 def test_files_say_the_same(tmp_path: Path, write: object) -> None:
     job = RecordedJob(3, largest=16)
