@@ -94,3 +94,7 @@ def test_what_fails_in_a_process_that_waits_for_a_script_ends_it_before_the_scri
     ended = subprocess.run([sys.executable, script], env=told, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "invalid literal for int()" in ended.stderr
+    told[ADDRESS] = f"{STANDBY}0,1,0"
+    ended = subprocess.run([sys.executable, script], env=told, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "process 1 has not started this one" in ended.stderr, "only a launcher's own child waits"

@@ -65,7 +65,7 @@ def read(link: socket.socket) -> dict[str, object]:
     return content
 
 
-@pytest.mark.parametrize("options", [(), ("-I",), ("-E",)], ids=" ".join)
+@pytest.mark.parametrize("options", [(), ("-P",), ("-s",)], ids=" ".join)
 def test_it_says_where_the_program_stands(options: tuple[str, ...]) -> None:
     program = "import time\ndef load():\n    time.sleep(100)\nload()"
     with watched(program, *options) as (link, process):
@@ -75,6 +75,37 @@ def test_it_says_where_the_program_stands(options: tuple[str, ...]) -> None:
         assert answer["records"] == []
         assert answer["members"] == {}
         assert ask(link, "numbers") == {"records": []}
+
+
+@pytest.mark.parametrize("option", ["-I", "-E"])
+def test_a_python_that_is_to_ignore_variables_ignores_ours(option: str) -> None:
+    program = "import os, sys\nprint('SLIPWAY_WATCHER' in os.environ, 'slipway.process.watcher' in sys.modules)"
+    told = {**os.environ, "SLIPWAY_WATCHER": "slipway-test-nobody", "LOCAL_RANK": "0", "RANK": "3"}
+    said = subprocess.run([sys.executable, option, "-c", program], env=told, capture_output=True, text=True, check=True)
+    assert said.stdout == "True False\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+def test_what_another_user_listens_at_gets_no_answer() -> None:
+    name, (told, tell) = f"slipway-test-{secrets.token_hex(8)}", os.pipe()
+    if not (listener := os.fork()):
+        os.setuid(65_534)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"\0{name}")
+            listening.listen()
+            os.write(tell, b"1")
+            link, _ = listening.accept()
+            os._exit(len(link.recv(1)))  # nothing, and then the end
+    os.read(told, 1)
+    environ = {**os.environ, "SLIPWAY_WATCHER": name, "LOCAL_RANK": "0", "RANK": "3"}
+    process = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(1)"], env=environ)
+    try:  # the connection ends with the process, if not before: what was sent until then counts
+        assert os.waitstatus_to_exitcode(os.waitpid(listener, 0)[1]) == 0, "nothing was sent"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(told)
+        os.close(tell)
 
 
 def test_the_program_and_what_it_starts_find_nothing_in_their_environment() -> None:
@@ -94,7 +125,7 @@ def test_modules_are_found_as_without_it(tmp_path: Path) -> None:
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         f"print([name for name in {names} if not __import__(name).__file__.startswith({str(tmp_path)!r})])"
     )
-    with watched(program, "-I") as (_, process):
+    with watched(program, "-P") as (_, process):
         out, error = process.communicate(timeout=20)
     assert (out, error) == ("[]\n", "")
 

@@ -32,8 +32,12 @@ def stand_by(words: str) -> None:
 
     `words`: the numbers of the link to the launcher, of the launcher's process and of a file with the modules that the script's
     first attempt had when it had imported torch: how many of them before, then a name, a tab and a file in each line.
+
+    Raises PermissionError in a process that this launcher has not started.
     """
     link, launcher, learned = map(int, words.split(","))
+    if os.getppid() != launcher:  # whatever set the variable
+        raise PermissionError(f"process {launcher} has not started this one")
     open_here = OpenHere(spared=(link, learned))
     with open(learned, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123  # no more imports
         early = int(file.readline())

@@ -1,6 +1,7 @@
 """In every worker, whatever program it runs: answers the launcher's questions about where the process stands.
 
-`slipway.pth` in site-packages imports this when a Python begins to which the launcher left an address in SLIPWAY_WATCHER. A
+`slipway.pth` in site-packages imports this when a Python begins to which the launcher left an address in SLIPWAY_WATCHER, unless
+Python is to ignore such variables (`-E`, `-I`). A
 thread listens on a socket. The program keeps its own signals, streams, import path, exit code and modules: what is imported here
 is built into Python or let go again, so that a `json.py` of the program's is found as without us. torch is not imported: what the
 program imported of it is asked. To a line `numbers` or `all` the answer is a JSON object in a line
@@ -136,6 +137,10 @@ class Watcher:
         if not self._connected:
             self._connected = True
             self._link.connect(f"\0{self._address}")
+            peer = self._link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+            if int.from_bytes(peer[4:8], sys.byteorder) != os.geteuid():  # such a name has no permissions
+                self._link.close()
+                return
             self._link.sendall(f'{{"pid":{os.getpid()},"rank":{self._rank}}}\n'.encode())
         listening = _select.poll()
         for number in (self._link.fileno(), self._woken):
