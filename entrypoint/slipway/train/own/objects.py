@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.found import GENERATORS
+from slipway.train.own.generators import set_generator, state_of_generator
 from slipway.train.own.names import state_of_model, without_wrappers, wrapped_state
 from slipway.train.own.sharding import Layouts, require_known
 from slipway.train.own.values import Packing, describe, unpack
@@ -141,21 +140,11 @@ class GeneratorState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells which numbers come next."""
-        if isinstance(self.inner, torch.Generator):
-            return {"state": self.inner.get_state()}
-        if isinstance(self.inner, random.Random):
-            return {"state": self.inner.getstate()}
-        legacy = isinstance(self.inner, np.random.RandomState)
-        return {"state": self.inner.get_state(legacy=False) if legacy else self.inner.bit_generator.state}
+        return {"state": state_of_generator(self.inner)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have these numbers come next."""
-        if isinstance(self.inner, random.Random):
-            self.inner.setstate(state["state"])
-        elif isinstance(self.inner, np.random.Generator):
-            self.inner.bit_generator.state = state["state"]
-        else:
-            self.inner.set_state(state["state"])
+        set_generator(self.inner, state["state"])
 
 
 def require_counted(name: str, value: Any) -> None:
