@@ -130,6 +130,13 @@ def test_the_answer_names_the_first_difference_its_cause_and_what_to_do(
         assert lines[0].startswith(f"differs first at {answer}"), lines
 
 
+def test_a_generator_that_is_restored_with_the_first_batch_is_no_cause() -> None:
+    resumed = changed(steps(2, 5), EventKind.BATCH, 3, values={"": 8})
+    resumed[0] = states(EventKind.BEGIN, 2, **{"loader.sampler.rng": 7})
+    [line, *_] = different_lines(of_ranks(WHOLE), of_ranks(steps(0, 2), resumed), [], "")
+    assert line.startswith("differs first at step 4: the batch is another one. Keep in run.state")
+
+
 def test_a_rank_is_named_if_the_others_are_right() -> None:
     repeated = of_ranks(steps(0, 2), steps(2, 5))
     repeated[1][1] = changed(repeated[1][1], EventKind.BATCH, 3, values={"": 8})
@@ -159,7 +166,8 @@ def test_an_exact_script_is_told_what_was_compared_and_what_was_not() -> None:
 
 
 def test_with_three_ranks_weights_count_only_after_run_warm_up() -> None:
-    repeated = of_ranks(steps(0, 2), steps(2, 5, model=7, ema=7), ranks=3)
+    resumed = changed(steps(2, 5, model=7, ema=7), EventKind.FORWARD, 3, values={"": 8})
+    repeated = of_ranks(steps(0, 2), resumed, ranks=3)
     assert different_lines(of_ranks(WHOLE, ranks=3), repeated, [], "") == []
     [line, *_] = exact_lines(of_ranks(WHOLE, ranks=3), 1)
     assert line.endswith("equal: batches, learning rates")

@@ -32,6 +32,8 @@ def hashes_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 @torch.no_grad()
 def hash_of_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return an int64 scalar on the tensor's device; -1 where values cannot be read, as on the meta device."""
+    if tensor.is_meta:
+        return torch.tensor(-1)
     try:
         tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
         if tensor.is_sparse:
