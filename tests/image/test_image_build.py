@@ -53,6 +53,12 @@ def test_the_environment_leaves_to_the_job_what_is_the_jobs() -> None:
     assert not [name for name in names if JOBS_OWN.match(name)]
 
 
+@pytest.mark.pull
+def test_no_program_in_the_image_changes_to_another_user() -> None:
+    found = docker("run", "--rm", "--user", "0", IMAGE, "find", "/", "-xdev", "-type", "f", "-perm", "/6000")
+    assert found.strip() == ""
+
+
 @pytest.mark.usefixtures("cuda")
 def test_a_driver_that_gke_mounts_is_found(container: Containers, tmp_path: Path) -> None:
     """It lies in /usr/local/nvidia/lib64, where no ldconfig has been. Any library will do: NVML's functions are looked for in it."""
