@@ -109,7 +109,7 @@ MISTAKES = {
         Mistake("gpt", "SLIPWAY_MAX_RESTART", 78, files={".env": "SLIPWAY_MAX_RESTART=5\n"}),
         Mistake("gpt", "SLIPWAY_GRACE_SECONDS", 78, files={".env": 'SLIPWAY_GRACE_SECONDS="400"\n'}),
         Mistake("plan gpt", "WORLDSIZE", 0, files={".env": b"\xef\xbb\xbfWORLDSIZE=2\n"}),
-        Mistake("gpt", "0xff", 78, files={".env": "RANK=0\n".encode("utf-16")}),
+        Mistake("gpt", "not UTF-8", 78, files={".env": "RANK=0\n".encode("utf-16")}),
     ),
 }
 ALL = [mistake for group in MISTAKES.values() for mistake in group]

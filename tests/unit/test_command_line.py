@@ -66,7 +66,7 @@ def test_the_page_that_test_reference_compares_has_every_option_and_default(name
 @each
 def test_only_what_is_refused_is_hidden(name: str, command: click.Command) -> None:
     refused = set()
-    if command.name in ("run", "plan", "check") or name.startswith("slipway render "):
+    if command.name in ("run", "plan", "check", "prove") or name.startswith("slipway render "):
         refused |= {*RDZV, *(word for names in TORCHRUN for word in names)}
     if name.startswith("slipway render "):
         refused |= {BY_NAME[place].option for place in (*PLACES, "WORLD_SIZE")} | {"--standalone"}

@@ -23,7 +23,7 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        (PLAIN | {"RANK": "2"}, ("RANK=2", "from the environment", "WORLD_SIZE=2", "0 or 1", "add --standalone")),
+        (PLAIN | {"RANK": "2"}, ("RANK=2", "from the environment", "WORLD_SIZE=2", "0 or 1", "set RANK=1")),
         (PLAIN | {"RANK": "4", "WORLD_SIZE": "4"}, ("RANK=4", "0 to 3")),
         ({"RANK": "1", "WORLD_SIZE": "1"}, ("RANK=1", "only 0")),
         (PLAIN | {"RANK": "9"}, ("RANK=9", "0 or 1")),

@@ -54,7 +54,7 @@ NO_ADDRESS = {
     "node0.-ml.example": "no part of a host's name begins or ends with a hyphen",
     "10.0.0.1/24": "'/' cannot be part of a host's name",
     "me@node0": "'@' cannot be part of a host's name",
-    '"node0"': "'\"' cannot be part of a host's name",
+    '"node0"': "the quotes are part of the value: docker's --env-file keeps them. Write MASTER_ADDR=node0",
     "node0..ml": "each part of a host's name has 1 to 63 characters",
     "n" * 64: "each part of a host's name has 1 to 63 characters",
     "localhost\r": "it has a carriage return in it",

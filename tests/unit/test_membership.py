@@ -31,7 +31,7 @@ def make_membership(
 
 
 def make_hello(node_rank: int, nodes: int | str, process: str = "p", **changes: Any) -> Hello:
-    return Hello("", process, 0.0, 1, "key", make_info(node_rank, nodes, **changes))
+    return Hello(process, 0.0, 1, "key", make_info(node_rank, nodes, **changes))
 
 
 def admit(membership: Membership, *hellos: Hello) -> None:

@@ -48,7 +48,7 @@ def test_a_rank_beyond_the_nodes_is_one_line_and_78(slipway: Slipway) -> None:
     assert answer.out == ""
     assert len(answer.err.splitlines()) == 1
     assert "0 or 1" in answer.err
-    assert "add --standalone" in answer.err
+    assert "set RANK=1 on the last" in answer.err
 
 
 @pytest.mark.parametrize("environ", [{}, PLAIN, SLURM, TWO_TASKS_PER_NODE | ENROOT_TASKS])

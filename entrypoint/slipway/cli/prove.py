@@ -17,6 +17,7 @@ from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options
 from slipway.cli.selftest import StoppedError, private_folder
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, STOPPED, LaunchError
+from slipway.protocol.files import node_folder
 from slipway.protocol.proof import FAILURE, KILLED, VARIABLE, read_events, write_request
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def start(
     trial: Trial, folder: Path, node: int, kills: Sequence["Kill"], proof: Path, attempt: int = 1
 ) -> subprocess.Popen[bytes]:
     """Start the launcher of a node, or torchrun or python, of which Slipway's attempts have no number."""
-    run_dir, environ = folder / f"node-{node}", {**os.environ, VARIABLE: str(proof)}
+    run_dir, environ = node_folder(folder, node), {**os.environ, VARIABLE: str(proof)}
     place = ["--standalone"]
     if trial.nodes > 1:
         place = ["--nnodes", str(trial.nodes), "--node-rank", str(node), "--master-addr", "127.0.0.1"]
@@ -200,7 +201,7 @@ def start(
     command = [sys.executable, "-P", "-m", "slipway", "run", *own, *trial.words]
     if trial.own_starter:
         command, environ = trial.words, {**environ, "SLIPWAY_RUN_DIR": str(run_dir), "SLIPWAY_ATTEMPT": str(attempt)}
-    with (folder / f"node-{node}.log").open("a") as log:
+    with (folder / f"launcher-{node}.log").open("a") as log:
         return subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -227,8 +228,8 @@ def cause_of(folder: Path) -> str:
     from slipway.launch.run_directory.directory import RunDirectory
     from slipway.protocol.printable import last_line
 
-    first = RunDirectory(folder / "node-0").first_cause
-    said = (folder / "node-0.log").read_text(errors="replace").splitlines()
+    first = RunDirectory(node_folder(folder, 0)).first_cause
+    said = (folder / "launcher-0.log").read_text(errors="replace").splitlines()
     return (first.evidence if first else "") or last_line(said) or "it printed nothing"
 
 

@@ -28,7 +28,7 @@ from slipway.launch.resolve.next_lines import (
     name_store,
     next_commands,
 )
-from slipway.launch.resolve.runtimes import DOCKER, HOST, runtime_of
+from slipway.launch.resolve.runtimes import HOST, Runtime, runtime_of
 from slipway.launch.resolve.sources import Claim
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
@@ -171,14 +171,14 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         source="" if fleeting else mounted(str(results)),
         others=tuple((mounted(place), place) for place in others),
         service=service,
-        processes=_kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime),
+        processes="" if service else _kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(runtime)),
     )
 
 
-def _kept_processes(claim: Claim, runtime: str) -> str:
+def _kept_processes(claim: Claim, runtime: Runtime) -> str:
     """The number of processes that a command has to repeat: what was typed, and in a container also what its -e said."""
-    typed = claim.is_typed and runtime in (HOST.name, DOCKER.name)
-    return claim.value if typed or (runtime == DOCKER.name and not claim.is_default) else ""
+    kept = claim.is_typed and runtime.by_hand
+    return claim.value if kept or (runtime.is_engine and not claim.is_default) else ""
 
 
 def typed_program() -> str:

@@ -51,8 +51,13 @@ class FolderStore:
     def list_folders(self, prefix: str) -> list[str]:
         """As ObjectStore says."""
         found = []
-        with suppress(MissingObjectError), as_store_errors(), self._folder(prefix) as folder:
-            for entry in os.scandir(folder):
+        with (
+            suppress(MissingObjectError),
+            as_store_errors(),
+            self._folder(prefix) as folder,
+            os.scandir(folder) as entries,
+        ):
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     found.append(entry.name)
                 elif entry.is_dir():

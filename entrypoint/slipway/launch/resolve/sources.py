@@ -169,7 +169,11 @@ def _refuse_kept(name: str, claim: Claim) -> None:
 # `slipway render` takes from Compose's own lines.
 LIBRARIES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_")
 
-_COMPOSE = ("IMAGE", "COMPOSE_FILE")
+COMPOSE = ("IMAGE", "COMPOSE_FILE")
+_COMPOSE_ALONE = (
+    "COMPOSE_",
+    "TENSORBOARD_",
+)  # what other names begin with that docker compose reads for compose/compose.yaml
 
 
 def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], dict[str, str]]:
@@ -202,9 +206,9 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
 
 def _ignored_lines(path: Path, others: Mapping[str, str], *, named: bool) -> Iterator[str]:
     """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice."""
-    if others:
+    if foreign := [name for name in others if not name.startswith(_COMPOSE_ALONE)]:
         yield (
-            f"{path.name}: ignored, because they are no settings of Slipway: {', '.join(others)}. Export them, or give them to "
+            f"{path.name}: ignored, because they are no settings of Slipway: {', '.join(foreign)}. Export them, or give them to "
             "the container with docker run --env-file"
         )
     names = Counter(binding.key for binding in _parse(path, named=named) if binding.key and _is_ours(binding.key))
@@ -253,7 +257,7 @@ def _require_own(path: Path, found: os.stat_result) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in NAMES or name in _COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
+    return name in NAMES or name in COMPOSE or name.startswith(("SLIPWAY_", *LIBRARIES))
 
 
 PREFIX = "SLIPWAY_"

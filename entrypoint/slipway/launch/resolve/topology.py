@@ -317,7 +317,7 @@ def _read_place(
         among = f" with {_count(nodes.spares, 'spare node', 'spare nodes')} among them" if nodes.spares else ""
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but {size.claim.about('WORLD_SIZE')} allows {allowed}{among}. RANK counts nodes here"
-            f"{'; for a single node add --standalone' if launchers == 1 else f', from 0: the last one has RANK={launchers - 1}'}."
+            f"{'; for a single node add --standalone' if launchers == 1 else f', from 0: set RANK={launchers - 1} on the last'}."
         )
     return nodes, node_rank
 
