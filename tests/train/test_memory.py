@@ -272,11 +272,11 @@ def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: p
     monkeypatch.setattr(job.JobSnapshots, "gather_ranks", gather)
     monkeypatch.setattr(job.JobSnapshots, "_describe", lambda *_: None)
     memory = SimpleNamespace(usable=True, seconds=0.25, wait=lambda: None, start=lambda *_: False)  # it makes room
-    rhythm, contents = Rhythm(1, 0), SimpleNamespace(step=1, align=lambda: None)
+    rhythm, contents = Rhythm(1, 0), SimpleNamespace(number=1, align=lambda: None)
     rhythm.copying = 0.5
     parts = RankParts((0,), 0, on_disk=True, in_memory=True)
     snapshots = job.JobSnapshots(None, None, memory, rhythm, are_finite, parts)  # type: ignore[arg-type]
-    for contents.step in (1, 2):
+    for contents.number in (1, 2):
         snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
     assert told == [0.75, 0.0]
 
@@ -286,7 +286,7 @@ def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.Monk
     monkeypatch.setattr(job.JobSnapshots, "gather_ranks", lambda *_: gathered)
     rhythm, clock = Rhythm("auto", 9), iter([100.0, 100.2])  # it begins, and tells the pace of its steps
     monkeypatch.setattr(job.time, "perf_counter", lambda: next(clock, 100.3))
-    contents = SimpleNamespace(step=10, align=lambda: None)
+    contents = SimpleNamespace(number=10, align=lambda: None)
     parts = RankParts((0, 0), 0, on_disk=True, in_memory=True)
     snapshots = job.JobSnapshots(None, None, MemoryBuffers([], print), rhythm, are_finite, parts)  # type: ignore[arg-type]
     snapshots.keep_in_memory(contents)  # type: ignore[arg-type]
