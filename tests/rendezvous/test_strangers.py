@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import socket
 import subprocess
 import sys
@@ -13,13 +14,16 @@ import pytest
 from stage import LOOPBACK, Client, Launcher, make_info, make_outcome, play
 from waiting import PATIENCE, wait_until
 
+from slipway.launch.rendezvous import client as rendezvous_client
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import server
 from slipway.launch.rendezvous.authentication import Session, key_of
 from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
+from slipway.launch.rendezvous.neighbour_check import VISITORS
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
 from slipway.protocol.decoding import MalformedError
+from slipway.protocol.errors import LaunchError
 
 Make = Callable[..., Launcher]
 GREETING = encode(wire.Greeting("0" * 32))
@@ -192,7 +196,10 @@ def test_a_ring_listener_answers_only_who_knows_its_key(launcher: Make, port: in
                 visitor.socket.shutdown(socket.SHUT_WR)
                 with suppress(ConnectionResetError):
                     assert visitor.receive() is None
-        with Client(probe.port) as visitor:
+        with ExitStack() as idle:
+            for _ in range(VISITORS):
+                idle.enter_context(Client(probe.port))
+            visitor = idle.enter_context(Client(probe.port))
             visitor.send(wire.Knock(probe.key))
             assert visitor.receive() == wire.Here(0)
 
@@ -235,6 +242,30 @@ def false_node_0(port: int, *messages: object, token: str | None = None) -> Iter
         threading.Thread(target=serve, daemon=True).start()
         yield received
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_stranger_who_speaks_of_another_version_ends_no_launcher_with_a_token(launcher: Make, port: int) -> None:
+    launchers = [launcher(rank, 2, token="a token that nobody guesses") for rank in range(2)]
+    with socket.create_server((LOOPBACK, port)) as liar:
+        liar.settimeout(PATIENCE)
+        launchers[1].start()
+        for _ in range(2):
+            with liar.accept()[0] as visitor:
+                visitor.sendall(b'{"rendezvous":9}\n')
+                visitor.recv(1)
+    play(launchers[0])
+    launchers[1].join(20)
+    assert [one.code for one in launchers] == [0, 0], launchers[1].log
+
+
+def test_an_answer_without_a_proof_is_forgotten_when_the_next_attempt_begins(launcher: Make) -> None:
+    """It was heard beside the launcher that led the attempt before."""
+
+    client = rendezvous_client.Client(launcher(1, 2, timeout=-1.0).open()._config)
+    client._unproven_since = 0.0
+    with pytest.raises(LaunchError, match="gave up"):
+        asyncio.run(client.join(make_info(1, 2)))
+    assert client._unproven_since == math.inf
 
 
 @pytest.mark.parametrize("token", [None, "", "another one"])

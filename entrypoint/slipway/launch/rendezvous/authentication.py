@@ -11,7 +11,7 @@ Each step follows a standard:
 - Every message carries such a proof of its number on the connection and of all its bytes, like a record of TLS 1.2 (RFC 5246,
   section 6.2.3.1). It can be neither changed, repeated, left out nor moved. The first message of each side completes
   the exchange.
-- scrypt (RFC 7914) stretches a token that is short enough to be guessed.
+- scrypt (RFC 7914) stretches a token that is shorter than those that docs/security.md has people make.
 
 Without a token the key is empty: the exchange then keeps no one out.
 """
@@ -20,9 +20,9 @@ import functools
 import hashlib
 import hmac
 
-from slipway.launch.resolve.settings import SHORT_TOKEN
 from slipway.protocol.decoding import MalformedError
 
+RANDOM_TOKEN = 32  # characters of 16 random bytes in hexadecimal; what is shorter may be words
 NONCE_BYTES = 16
 SEAL_BYTES = 65  # 64 hexadecimal digits and a blank, before each message
 DIFFERS = "SLIPWAY_TOKEN differs between this launcher and the other one, or is set on only one of them"
@@ -35,9 +35,10 @@ class ForgedError(MalformedError):
 @functools.cache
 def key_of(token: str) -> bytes:
     """The key that a token stands for. A short one takes 16 MiB and some 50 ms: what scrypt's authors advise for log-ins."""
-    if 0 < len(token) < SHORT_TOKEN:
-        return hashlib.scrypt(token.encode(), salt=b"slipway rendezvous", n=1 << 14, r=8, p=1, dklen=32)
-    return token.encode()
+    secret = token.encode(errors="surrogateescape")
+    if 0 < len(token) < RANDOM_TOKEN:
+        return hashlib.scrypt(secret, salt=b"slipway rendezvous", n=1 << 14, r=8, p=1, dklen=32)
+    return secret
 
 
 class Session:

@@ -97,7 +97,7 @@ class Client:
         await self.leave()
         self._complaints, self.peers = Complaints(), []
         self._began = self._patient = asyncio.get_running_loop().time()
-        self._pause = PAUSES[0]
+        self._pause, self._unproven_since = PAUSES[0], math.inf
         async with NeighbourCheck(info.node_rank, self._config) as neighbours:
             while True:
                 try:
@@ -293,10 +293,15 @@ class Client:
                     welcome = await self._shake_hands(link, info, neighbours)
                 except OtherProtocolError as error:
                     link.cut()
-                    raise LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION) from None
+                    final = LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION)
+                    # Without a token nobody proves anything; with one, it may be somebody else who says so.
+                    raise (
+                        self._doubt(UnprovenError(str(error)), final) if self._config.token and not greeted else final
+                    ) from None
                 except UnprovenError as error:
                     await link.close()  # it is told why
-                    raise self._doubt(error, info) from None
+                    final = LaunchError(self._explain(*connection_failure(error), info), CONFIGURATION)
+                    raise self._doubt(error, final) from None
                 except BaseException:
                     link.cut()
                     raise
@@ -313,15 +318,15 @@ class Client:
         except ForgedError as error:
             raise UnprovenError(str(error)) from None
 
-    def _doubt(self, error: UnprovenError, info: NodeInfo) -> UnprovenError | LaunchError:
+    def _doubt(self, error: UnprovenError, final: LaunchError) -> UnprovenError | LaunchError:
         """What becomes of an answer without a proof: somebody who only came first must not end this launcher, and a launcher
-        whose token is wrong must not wait for long.
+        whose token is wrong must not wait for long until the `final` error.
         """
         now = asyncio.get_running_loop().time()
         self._unproven_since = min(self._unproven_since, now)
         if now < self._unproven_since + UNPROVEN_SECONDS:
             return error
-        return LaunchError(self._explain(*connection_failure(error), info), CONFIGURATION)
+        return final
 
     async def _shake_hands(self, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> wire.Welcome:
         me, now = self._config.process, self._config.clock.time()

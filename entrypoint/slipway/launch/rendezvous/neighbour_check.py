@@ -29,7 +29,7 @@ class NeighbourCheck:
         self.neighbour = config.address  # until node 0 names the neighbour's address
         self._node_rank = node_rank
         self._config = config
-        self._visitors = 0
+        self._visitors: dict[Link, None] = {}  # the oldest first
         self._connected = False  # to the neighbour, which has not answered so far
 
     async def __aenter__(self) -> Self:
@@ -83,16 +83,20 @@ class NeighbourCheck:
         return "" if answer == wire.Here(probe.node_rank) else "another machine answers there"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer a visitor that knows the key."""
+        """Answer a visitor that knows the key. If there are too many, the oldest gives way: the neighbour speaks at once."""
         link = Link(reader, writer)
-        self._visitors += 1
+        self._visitors[link] = None
+        if len(self._visitors) > VISITORS:
+            oldest = next(iter(self._visitors))
+            del self._visitors[oldest]
+            oldest.cut()
         try:
             async with asyncio.timeout(KNOCK_SECONDS):
-                knock = await link.receive() if self._visitors <= VISITORS else None
+                knock = await link.receive()
             if isinstance(knock, wire.Knock) and hmac.compare_digest(knock.key.encode(), self.key.encode()):
                 link.send(wire.Here(self._node_rank))
         except (OSError, MalformedError):
             pass
         finally:
-            self._visitors -= 1
+            self._visitors.pop(link, None)
             await link.close()

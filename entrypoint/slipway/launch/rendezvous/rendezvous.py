@@ -49,7 +49,7 @@ class Rendezvous:
         is in use, 1 where nothing can be opened.
         """
         if self._listen():
-            _allow_files(self._config.launchers + FILES)
+            _allow_files(2 * self._config.launchers + FILES)  # members, and as many that have not said hello yet
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         try:
             self._thread.start()

@@ -453,6 +453,9 @@ class Server:
                 self.wake()
         except SilentError as error:
             ended = str(error)
+        except MalformedError as error:
+            ended = str(error)
+            raise
         finally:
             if self.state.links.get(node_rank) is link:
                 # A living launcher answers each ping. A machine that starts again after a power cut closes the connection only
