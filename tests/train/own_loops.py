@@ -407,7 +407,7 @@ def compiled(seen: Seen, **more: Any) -> dict[str, Any]:
 
 
 class Shuffled(Sampler[int]):
-    """An order of its own, from a generator that goes on from epoch to epoch."""
+    """An order of its own, from a generator that is not seeded again in each epoch."""
 
     def __init__(self, size: int, dice: Any) -> None:
         self.size, self.dice = size, dice

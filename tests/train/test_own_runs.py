@@ -613,7 +613,7 @@ def test_a_batch_sampler_of_the_users_own_resumes_by_its_batches() -> None:
 
 
 class Ordered:
-    """Whatever is told the number of the epoch; `inside`: attributes."""
+    """Anything that receives the number of the epoch; `inside`: attributes."""
 
     def __init__(self, size: int = 4, **inside: Any) -> None:
         self.size, self.epochs = size, list[int]()

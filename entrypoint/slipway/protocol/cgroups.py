@@ -156,6 +156,6 @@ def count_ooms(root: Path = Path("/")) -> int:
 
 
 def _read_kills(file: Path) -> int | None:
-    """The number after `oom_kill` in one of the kernel's files; None where there is none."""
+    """The number after `oom_kill` in one of the kernel's files; None if there is none."""
     rows = (line.partition(" ") for line in read_kernel_file(file).splitlines())
     return next((int(count) for key, _, count in rows if key == "oom_kill" and count.isdigit()), None)

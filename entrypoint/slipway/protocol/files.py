@@ -280,7 +280,7 @@ def open_regular(path: Path, how: int = os.O_RDONLY) -> int:
 
 
 def read_run_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """The content of a file of a run. OSError where there is none that can be read, or it has more bytes than `most`."""
+    """The content of a file of a run. OSError if none can be read, or it has more bytes than `most`."""
     with held_folder(path.parent) as folder:
         return read_regular(folder / path.name, most)
 

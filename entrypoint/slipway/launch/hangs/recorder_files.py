@@ -37,7 +37,7 @@ class _DataUnpickler(pickle.Unpickler):
 
 
 def read_recorder_files(folder: Path) -> RecorderFiles:
-    """The newest set of files in a folder, by what their names begin with. Raises LaunchError where there is none."""
+    """The newest set of files in a folder, by what their names begin with. Raises LaunchError if there is none."""
     try:
         files = [(path, found) for path in folder.iterdir() if (found := NAME.fullmatch(path.name)) and path.is_file()]
         newest = sorted(files, key=lambda row: row[0].stat().st_mtime_ns, reverse=True)

@@ -299,7 +299,7 @@ class Client:
                         self._doubt(UnprovenError(str(error)), final) if self._config.token and not greeted else final
                     ) from None
                 except UnprovenError as error:
-                    await link.close()  # it is told why
+                    await link.close()  # after the reason was sent to it
                     final = LaunchError(self._explain(*connection_failure(error), info), CONFIGURATION)
                     raise self._doubt(error, final) from None
                 except BaseException:

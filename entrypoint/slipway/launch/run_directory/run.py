@@ -214,8 +214,8 @@ def _run_of_container(runs: Path, plan: Plan, sources: Sources) -> Path | None:
     container = plan.topology.container
     if not container or not (newest := newest_run(runs, plan.workload.name, lambda run: container in run.containers)):
         return None
-    anew = sources.value("SLIPWAY_RESUME") == "none" and not sources.claim("SLIPWAY_RESUME").is_default
-    return None if anew and is_finished(newest, plan) else newest
+    from_start = sources.value("SLIPWAY_RESUME") == "none" and not sources.claim("SLIPWAY_RESUME").is_default
+    return None if from_start and is_finished(newest, plan) else newest
 
 
 def _attempt_of(plan: Plan, run: RunDirectory, record: RunRecord, resume: str = "none") -> int:

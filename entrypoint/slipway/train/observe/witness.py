@@ -113,7 +113,7 @@ class Witness:
     def begin(self, loop: str) -> None:
         """Note all states where the loop of this name begins or resumes; what happened so far in this attempt does not count.
 
-        `loop`: empty where it is not known, since `resume` returns long before.
+        `loop`: empty if it is not known, since `resume` returns long before.
         """
         if self._facts["loop"]:
             return

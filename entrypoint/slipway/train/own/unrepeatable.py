@@ -157,7 +157,7 @@ def reads_number(frame: FrameType) -> bool:
 
 
 class Iterators:
-    """The iterators that loops were given before. One that is given again goes on, where a restart would begin it anew."""
+    """The iterators that loops were given before. One that is given again continues, but a restart would begin it again."""
 
     def __init__(self) -> None:
         """None yet."""

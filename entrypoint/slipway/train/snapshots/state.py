@@ -135,7 +135,7 @@ def load_model(model: nn.Module, snapshot: Snapshot, description: Mapping[str, A
 
 
 def versions_of(model: nn.Module) -> dict[str, Any]:
-    """Return the version that a module's part of the model's state has, by the module's name, where it is not the usual one."""
+    """Return the version that a module's part of the model's state has, by the module's name, if it is not the usual one."""
     versions = {name: own.get("version") for name, own in getattr(model.state_dict(), "_metadata", {}).items()}
     return {name: version for name, version in versions.items() if version != USUAL}
 
