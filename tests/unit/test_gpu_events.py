@@ -9,6 +9,7 @@ import pytest
 from stand_ins import FakeNvml, NvmlError, make_card
 from waiting import wait_until
 
+from slipway.launch.attempt import gpu_events
 from slipway.launch.attempt.ending import blame_gpu
 from slipway.launch.attempt.gpu_events import NO_INSTANCE, GpuEvents, XidSeen
 from slipway.launch.resolve.devices import Gpu
@@ -131,6 +132,19 @@ def test_where_events_are_not_supported_nothing_is_started() -> None:
 
 def test_a_driver_that_goes_away_ends_it() -> None:
     assert listen(make_nvml(), NvmlError(1, "Uninitialized")) == ()
+
+
+def test_a_driver_that_never_answers_does_not_keep_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_events, "STUCK", 0.0)
+    nvml, answers = make_nvml(), threading.Event()
+    monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", lambda *_: answers.wait() and nvml.events.get())
+    listener = GpuEvents(GPUS, nvml=nvml)
+    listener.open()
+    assert listener.close() == ()
+    assert nvml.freed == 0, "it is still in use"
+    nvml.events.put(event(nvml.cards[0], 79))
+    answers.set()
+    wait_until(lambda: not listener._thread.is_alive(), "the end of the thread")
 
 
 def outcome(word: str = "failed", **more: Any) -> Outcome:

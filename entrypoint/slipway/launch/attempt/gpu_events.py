@@ -14,6 +14,7 @@ from slipway.protocol.xids import describe
 XID = 8  # nvmlEventTypeXidCriticalError
 TIMEOUT = 10  # NVML_ERROR_TIMEOUT: no event came
 POLL = 200  # ms of one wait; the thread ends after it
+STUCK = 2.0  # seconds; a driver that lost its GPU may never answer, and the verdict does not wait for it
 NO_INSTANCE = 0xFFFFFFFF  # of MIG
 
 
@@ -92,7 +93,9 @@ class GpuEvents:
         """End it; what came."""
         if self._thread.ident:  # it was started
             self._stopping.set()
-            self._thread.join()
+            self._thread.join(STUCK)
+            if self._thread.is_alive():  # NVML is in use there
+                return tuple(self._seen)
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
                 self._nvml.nvmlShutdown()
