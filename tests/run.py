@@ -99,7 +99,7 @@ class Run:
         print(f"-- {section.name} begins" if held else title, flush=True)
         begun, file = time.monotonic(), self._folder / f"{section.name}.xml"
         done = subprocess.run(
-            section.command(sys.executable, self._arguments, self._asked.tier, file), cwd=ROOT, stdin=subprocess.DEVNULL,
+            section.command(sys.executable, self._arguments, self._asked.tier, self._folder), cwd=ROOT, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if held else None, stderr=subprocess.STDOUT if held else None, check=False,
         )  # fmt: skip
         self.results[section.name] = result = read_result(done.returncode, file)
@@ -142,6 +142,8 @@ def read_result(code: int, file: Path) -> Result:
         result.quarantined += [
             f"{name}: {row.get('value')}; it {word}" for row in case.iter("property") if row.get("name") == QUARANTINED
         ]
+    if code and result.tests and not result.failed:
+        result.why = f"every test passed, and then pytest ended with {code}: its last lines above tell why"
     return result
 
 
@@ -212,7 +214,7 @@ def main() -> int:
         wanted = [name for name in wanted if name in reading]
     if len(wanted) > 1:
         print("== what this machine has", *needs.table(), sep="\n", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder:
         run, interrupted = Run(wanted, arguments, asked, Path(folder)), False
         begun = time.monotonic()
         try:

@@ -43,12 +43,17 @@ class Section:
         """Whether anything of it runs in this tier."""
         return TIERS.index(self.since) <= TIERS.index(tier)
 
-    def command(self, python: str, arguments: list[str], tier: str, results: Path) -> list[str]:
-        """The words that run it; pytest writes its results as JUnit's XML. `arguments` of pytest select instead of the tier."""
+    def command(self, python: str, arguments: list[str], tier: str, folder: Path) -> list[str]:
+        """The words that run it; pytest writes its results as JUnit's XML to `folder`/NAME.xml, and the tests' own files beside it.
+
+        `arguments` of pytest select instead of the tier.
+        """
         if self.goal:
             # Neither pytest's arguments nor the share of this run concern the programs that it starts.
             return ["make", "--no-print-directory", self.goal, "ARGS=", "PART="]
-        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={results}", "--durations=10"]
+        words = [python, "-m", "pytest", f"tests/{self.name}", f"--junitxml={folder / self.name}.xml", "--durations=10"]
+        # In pytest's usual place, sections that run side by side remove each other's old folders, and fail of it at their end.
+        words.append(f"--basetemp={folder / self.name}")
         if self.at_once > 1:
             words += ["--numprocesses", str(self.at_once), *self.spread]
         if self.marked and not arguments and EXPRESSIONS[tier]:

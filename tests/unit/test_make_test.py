@@ -47,11 +47,11 @@ def run_section(tmp_path: Path, tier: str, **environ: str) -> tuple[Result, str]
     (tmp_path / "tests/conftest.py").write_text(
         f"import sys\nsys.path.append({str(tests)!r})\nimport needs\n{MOON}\n{conftest}"
     )
-    results = tmp_path / "results.xml"
-    words = Section("first", "").command(sys.executable, [], tier, results)
+    words = Section("first", "").command(sys.executable, [], tier, tmp_path)
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PART": "", **environ}, check=False
     )
+    results = tmp_path / "first.xml"
     assert results.exists(), done.stdout + done.stderr
     result = runner.read_result(done.returncode, results)
     return result, "\n".join(runner.summary({"first": result}))
@@ -80,10 +80,23 @@ def test_a_run_with_strict_fails_what_is_skipped_and_not_what_is_in_quarantine(t
 )
 def test_a_tier_is_a_selection_by_marks(tier: str, expression: list[str]) -> None:
     section = Section("first", "")
-    assert section.command("python", [], tier, Path("x"))[6:] == expression
-    assert Section("first", "", marked=False).command("python", [], tier, Path("x"))[6:] == []
-    assert section.command("python", ["-k", "word"], tier, Path("x"))[6:] == ["-k", "word"]
+    assert section.command("python", [], tier, Path("x"))[7:] == expression
+    assert Section("first", "", marked=False).command("python", [], tier, Path("x"))[7:] == []
+    assert section.command("python", ["-k", "word"], tier, Path("x"))[7:] == ["-k", "word"]
     assert section.command("python", [], tier, Path("x"))[:4] == ["python", "-m", "pytest", "tests/first"]
+
+
+def test_sections_that_run_side_by_side_have_folders_of_their_own() -> None:
+    words = [Section(name, "").command("python", [], "pull", Path("x")) for name in ("first", "second")]
+    assert ["--basetemp=x/first" in words[0], "--basetemp=x/second" in words[1]] == [True, True]
+
+
+def test_a_section_that_fails_after_its_tests_says_so(tmp_path: Path) -> None:
+    results = tmp_path / "first.xml"
+    results.write_text(
+        '<testsuites><testsuite><testcase classname="tests.first" name="test_well"/></testsuite></testsuites>'
+    )
+    assert "pytest ended with 3" in "\n".join(runner.summary({"first": runner.read_result(3, results)}))
 
 
 def test_a_program_of_the_makefile_gets_neither_the_arguments_nor_the_share_of_the_run() -> None:
