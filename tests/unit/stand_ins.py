@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slipway.launch.attempt.gpu_events import NO_INSTANCE
 from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.host import Host
@@ -157,10 +160,56 @@ def make_card(
     """One GPU for FakeNvml; its UUID begins with its number.
 
     `slices`: a list of the UUIDs of MIG slices, with None for a place without one; () where MIG is switched off, None
-    where the GPU knows no MIG. `cores` are those of its NUMA node, None where NVML cannot tell; `used` bytes of memory.
+    where the GPU knows no MIG. `_as_parameter_` is its handle as a pointer, for ctypes. `cores` are those of its NUMA node, None where NVML cannot tell; `used` bytes of memory.
     """
     facts = {"name": "NVIDIA H100", "capability": capability, "slices": slices, "cores": cores, "used": used}
-    return {"uuid": f"GPU-{number}a{number}b", **facts}
+    return {"uuid": f"GPU-{number}a{number}b", "_as_parameter_": 1024 * (number + 1), **facts}
+
+
+class Events(FakeNvml):
+    """NVML with Xid events: delivers what is put into `events`, at once, and refuses with `refuses`."""
+
+    def __init__(self, *cards: Any, refuses: Exception | None = None) -> None:
+        super().__init__(*cards)
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.refuses, self.waited = refuses, threading.Event()
+        self.registered: list[str] = []
+        self.asked: list[int] = []  # milliseconds of each wait
+        self.open = self.freed = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlEventSetCreate(self) -> str:  # noqa: N802
+        return "set"
+
+    def nvmlEventSetFree(self, events: str) -> None:  # noqa: N802
+        self.freed += 1
+
+    def nvmlDeviceRegisterEvents(self, gpu: Any, kinds: int, events: str) -> None:  # noqa: N802
+        assert (kinds, events) == (8, "set")
+        if self.refuses:
+            raise self.refuses
+        self.registered.append(gpu.uuid)
+
+    def nvmlEventSetWait_v2(self, events: str, milliseconds: int) -> Any:  # noqa: N802
+        self.waited.set()
+        self.asked.append(milliseconds)
+        try:
+            found = self.events.get(timeout=milliseconds / 1e3)
+        except queue.Empty:
+            raise NvmlError(10, "Timeout") from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def event(device: Any, number: int, instance: int = NO_INSTANCE) -> Any:
+    """An Xid error of a card, or of a MIG instance of it."""
+    return SimpleNamespace(device=device, eventData=number, gpuInstanceId=instance)
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> Path:

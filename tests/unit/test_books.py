@@ -1,6 +1,7 @@
 """The ledger while a launcher runs: what passes is booked as it does, and goes on where others left it."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from slipway.launch.run_directory.bookkeeping import (
     write_ledger,
 )
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.node_directory import Beat
+from slipway.launch.run_directory.node_directory import Beat, XidCount
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.ledger import KINDS, NOTHING, Kind, Ledger, ledger_json
@@ -187,6 +188,21 @@ def test_a_launcher_that_asks_late_how_old_it_is_takes_no_time(monkeypatch: pyte
     assert 0 <= age() <= YOUNG
     monkeypatch.setattr(module, "YOUNG", -1.0)
     assert age() == 0.0
+
+
+def test_xid_errors_are_counted_over_attempts_and_launchers(hands: Hands, run: Run) -> None:
+    for launcher in (1, 2):
+        books = keep_books(hands)
+        for _ in range(2):
+            books.meet(run, books.ledger, again=False)
+            milestones = Milestones(hands.now, 0)
+            milestones.xids = Counter({(5, 79): 1, (None, 31): 2})
+            hands.now += EVERY
+            books.poll(milestones)
+            books.end_attempt(BAD)
+        assert run.node(0).xids() == [XidCount(5, 79, 2 * launcher), XidCount(None, 31, 4 * launcher)]
+    write_files(run.path, {"node-0/ledger.json": '{"xids": [{"gpu": "x"}, {"gpu": 0, "number": 45, "total": 1}]}'})
+    assert run.node(0).xids() == [XidCount(0, 45, 1)]
 
 
 def test_what_failed_is_kept_over_launchers_and_in_bounds(hands: Hands, run: Run) -> None:

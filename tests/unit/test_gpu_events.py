@@ -1,71 +1,26 @@
 """Xid errors while a job runs: what NVML delivers, and what becomes of a node's outcome."""
 
-import queue
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stand_ins import FakeNvml, NvmlError, make_card
+from stand_ins import Events, NvmlError, event, make_card
 from waiting import wait_until
 
 from slipway.launch.attempt import gpu_events
 from slipway.launch.attempt.ending import blame_gpu
-from slipway.launch.attempt.gpu_events import NO_INSTANCE, GpuEvents, XidSeen
+from slipway.launch.attempt.gpu_events import GpuEvents, XidSeen
 from slipway.launch.resolve.devices import Gpu
+from slipway.launch.verdict.block import what_to_do
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.process.machine import Clock
 from slipway.protocol.causes import Sign
 from slipway.protocol.xids import HARMLESS, PROGRAMS, RESTART, is_sick
 
 GPUS = {rank: Gpu(rank - 8, "", "NVIDIA H100", (9, 0)) for rank in (8, 9)}
-
-
-class Events(FakeNvml):
-    """Delivers what is put into `events`, at once, and refuses with `refuses`."""
-
-    def __init__(self, *cards: Any, refuses: Exception | None = None) -> None:
-        super().__init__(*cards)
-        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.refuses, self.registered, self.open, self.freed, self.waited = (
-            refuses,
-            list[Any](),
-            0,
-            0,
-            threading.Event(),
-        )
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def nvmlEventSetCreate(self) -> str:  # noqa: N802
-        return "set"
-
-    def nvmlEventSetFree(self, events: str) -> None:  # noqa: N802
-        self.freed += 1
-
-    def nvmlDeviceRegisterEvents(self, gpu: Any, kinds: int, events: str) -> None:  # noqa: N802
-        assert (kinds, events) == (8, "set")
-        if self.refuses:
-            raise self.refuses
-        self.registered.append(gpu.uuid)
-
-    def nvmlEventSetWait_v2(self, events: str, milliseconds: int) -> Any:  # noqa: N802
-        self.waited.set()
-        try:
-            found = self.events.get(timeout=milliseconds / 1e3)
-        except queue.Empty:
-            raise NvmlError(10, "Timeout") from None
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-
-def event(device: Any, number: int, instance: int = NO_INSTANCE) -> Any:
-    return SimpleNamespace(device=device, eventData=number, gpuInstanceId=instance)
 
 
 def threads() -> int:
@@ -103,9 +58,15 @@ def test_an_instance_of_mig_is_named() -> None:
     assert str(seen) == "GPU 0, MIG instance 3 (rank 8): Xid 31, GPU memory page fault"
 
 
-def test_a_gpu_that_cannot_be_asked_any_more_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("handle", "text"),
+    [(2048, "GPU 1 (rank 9)"), (4096, "a GPU that NVML does not name"), (None, "a GPU that NVML does not name")],
+)
+def test_a_gpu_that_cannot_be_asked_any_more_is_known_by_its_handle(
+    monkeypatch: pytest.MonkeyPatch, handle: int | None, text: str
+) -> None:
     nvml = make_nvml()
-    gone = SimpleNamespace()
+    gone = SimpleNamespace(_as_parameter_=handle)
     known = nvml.nvmlDeviceGetUUID
 
     def uuid(gpu: Any) -> str:
@@ -115,7 +76,7 @@ def test_a_gpu_that_cannot_be_asked_any_more_is_not_guessed(monkeypatch: pytest.
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", uuid)
     (seen,) = listen(nvml, event(gone, 79))
-    assert str(seen) == "a GPU that NVML does not name: Xid 79, GPU has fallen off the bus"
+    assert str(seen) == f"{text}: Xid 79, GPU has fallen off the bus"
 
 
 def test_without_gpus_nothing_is_started() -> None:
@@ -134,17 +95,40 @@ def test_a_driver_that_goes_away_ends_it() -> None:
     assert listen(make_nvml(), NvmlError(1, "Uninitialized")) == ()
 
 
-def test_a_driver_that_never_answers_does_not_keep_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
+def test_a_driver_that_never_answers_does_not_keep_the_launcher(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(gpu_events, "STUCK", 0.0)
     nvml, answers = make_nvml(), threading.Event()
-    monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", lambda *_: answers.wait() and nvml.events.get())
+    answer = getattr(nvml, name)
+    monkeypatch.setattr(nvml, name, lambda *arguments: answers.wait() and answer(*arguments))
     listener = GpuEvents(GPUS, nvml=nvml)
     listener.open()
     assert listener.close() == ()
     assert nvml.freed == 0, "it is still in use"
-    nvml.events.put(event(nvml.cards[0], 79))
     answers.set()
     wait_until(lambda: not listener._thread.is_alive(), "the end of the thread")
+    assert nvml.open == 0
+
+
+def test_all_that_came_before_the_end_counts_in_its_order_and_nothing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml, numbers = make_nvml(), (63, 45, 45, 79, 154)
+    listener = GpuEvents(GPUS, Clock(time=itertools.count(100.0).__next__), nvml)
+    wait = nvml.nvmlEventSetWait_v2
+
+    def end_comes(*arguments: Any) -> Any:
+        monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", wait)
+        listener._stopping.set()  # as `close` does, while this wait lasts
+        for number in numbers:
+            nvml.events.put(event(nvml.cards[1], number))
+        raise NvmlError(10, "Timeout")
+
+    monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", end_comes)
+    listener.open()
+    assert [(seen.time, seen.number) for seen in listener.close()] == [*zip(itertools.count(100.0), numbers)]
+    assert listener.counts == {(1, 63): 1, (1, 45): 2, (1, 79): 1, (1, 154): 1}
+    assert nvml.asked == [0] * (len(numbers) + 1)
 
 
 def outcome(word: str = "failed", **more: Any) -> Outcome:
@@ -163,6 +147,10 @@ def test_a_broken_gpu_explains_an_end_and_makes_the_node_unhealthy(word: str) ->
         found.evidence
         == "GPU 5 (rank 29): Xid 79, GPU has fallen off the bus, 2.1 s before; exit code 1; it said last: cuda error"
     )
+    assert what_to_do(found, str) == (
+        "restart the machine (not only the virtual machine); if it comes back, contact support (NVIDIA's catalog of Xid errors); "
+        "the job can continue elsewhere with --resume auto"
+    )
     verdict = judge([found, Outcome(0, "gpu0", "peer", 99.0)])
     assert (verdict.code(3), verdict.code(0)) == (77, 76)
 
@@ -172,6 +160,19 @@ def test_a_programs_own_error_is_named_and_leads_to_1(number: int) -> None:
     found = blame_gpu(outcome("unhealthy", cause=Cause(text="x", signs=(Sign.DEVICE,))), [xid(number)])
     assert found.word == "failed"
     assert found.evidence.startswith(f"GPU 5 (rank 29): Xid {number}, ")
+    assert ("nvidia-smi --gpu-reset -i 5" in what_to_do(found, str)) is (number == 109)
+    assert number == 109 or what_to_do(found, str) == "for its complete output, type `slipway logs --rank 29`"
+
+
+def test_what_helps_is_the_catalogs_action_for_each_number() -> None:
+    for number, gpu, advice in (
+        (48, 5, "-i 5, or reboot; if it comes back"),
+        (95, None, "-i N, or"),
+        (41, 5, "start the program"),
+    ):
+        found = blame_gpu(outcome("peer"), [xid(number)._replace(gpu=gpu)])
+        assert advice in what_to_do(found, str)
+        assert ("elsewhere" in what_to_do(found, str)) is is_sick(number)
 
 
 @pytest.mark.parametrize("xids", [(), (xid(63),), (xid(31, 3600.0),), (xid(79, 2 * 3600.0),), (xid(45, -5.0),)])

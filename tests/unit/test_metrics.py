@@ -97,13 +97,15 @@ def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Me
         beat = {"phase": "train", "step": 9, "monotonic": 1.0, **told}
         write_json(rank_file(run.path / "node-0", HEARTBEATS, rank), beat)
     booked = {"seconds": {"training": 90.0, "starting": 10.0}, "attempts": 1, "until": 1.0}
-    write_json(run.path / "node-0" / LEDGER_FILE, booked)
+    xids = [{"gpu": 5, "number": 79, "total": 1}, {"gpu": None, "number": 31, "total": 4}]
+    write_json(run.path / "node-0" / LEDGER_FILE, {**booked, "xids": xids})
     row = {"time": 1.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs"}
     wrong = {**row, "text": "rank 1 computed wrongly", "kind": "arithmetic"}
     write_json(run.path / REPLICAS_FILE, {"differences": [row, wrong, wrong]})
     metrics[0].attempt(run)
     found = asked(metrics[1])
     assert found["slipway_goodput", ()] == 0.9
+    assert (found["slipway_xid_errors_total", ("5", "79")], found["slipway_xid_errors_total", ("", "31")]) == (1, 4)
     assert found["slipway_seconds", ("training",)] == 90
     assert (found["slipway_replica_differences", ()], found["slipway_wrong_arithmetic", ()]) == (1, 2)
     assert (found["slipway_own_seconds", ("0",)], found["slipway_own_seconds", ("1",)]) == (0.25, 0.25)

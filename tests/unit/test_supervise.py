@@ -6,15 +6,17 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_ins import plan_for, write_files
+from stand_ins import Events, event, make_card, make_devices, plan_for, write_files
 
 from slipway.launch.attempt import stop_handler, supervise
-from slipway.launch.attempt.ending import Facts
+from slipway.launch.attempt.ending import Facts, blame_gpu, choose_outcome
 from slipway.launch.attempt.hang_watch import HangWatch
 from slipway.launch.attempt.job_wide import JobWide, WarmStandby
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
@@ -23,9 +25,12 @@ from slipway.launch.attempt.supervise import Attempt, Elsewhere
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.run_directory.run import Run
-from slipway.process.machine import MACHINE, Machine
+from slipway.launch.verdict.verdict import judge
+from slipway.process.machine import CLOCK, MACHINE, Clock, Machine
 from slipway.process.tree import OwnProcesses, send_signal, trees
+from slipway.protocol.errors import UNHEALTHY
 from slipway.protocol.files import HONOURS_STOP, STOP_FILE
 
 LATE, HURRY, SAVING = 0.3, 0.2, 1.5  # s: when something fails, what is left then, and what is needed to end by itself
@@ -77,6 +82,7 @@ def supervise_worker(
     asked: tuple[Stop, ...] = (),
     after_failure: float | None = None,
     said: list[str] | None = None,
+    clock: Clock = CLOCK,
 ) -> Facts:
     """See an attempt through in this run directory, with a stand-in for torchrun and its workers."""
 
@@ -84,7 +90,7 @@ def supervise_worker(
         relay.close_writers()
         return worker
 
-    machine = Machine(adopt_orphans=lambda: None)  # pytest's process should stay as it is
+    machine = Machine(clock, adopt_orphans=lambda: None)  # pytest's process should stay as it is
     run = Run(folder, "none", 1)
     (run.node(0).path / "logs").mkdir(parents=True, exist_ok=True)
     with Stops() as stops:
@@ -293,6 +299,36 @@ def test_torchrun_is_not_waited_for_once_the_workers_ended(
     worker.workers = [ended.pid]
     status = supervise_worker(tmp_path, worker, script, after_failure=3600).status
     assert status == -signal.SIGKILL
+
+
+def test_an_xid_error_is_in_the_verdict_without_waiting_and_no_thread_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with the end of the worker, after the last look at anything else."""
+    nvml = Events(make_card(0), make_card(1))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    plan, worker, before = (
+        plan_for(devices=make_devices(2)),
+        Worker("", tmp_path / "node-0", ("sleep", "60")),
+        threading.active_count(),
+    )
+
+    def crash() -> Elsewhere | None:
+        if nvml.waited.is_set() and worker.process.poll() is None:
+            worker.process.kill()
+            worker.process.wait()
+            nvml.events.put(event(nvml.cards[1], 79))
+        return None
+
+    monkeypatch.setattr(worker, "lost", crash)
+    monkeypatch.setattr(Worker, "failures", [{"rank": 1, "exitcode": -signal.SIGKILL, "time": 102.1}])
+    facts = supervise_worker(tmp_path, worker, plan, clock=Clock(time=lambda: 100.0))
+    found = blame_gpu(choose_outcome(facts, NodeDirectory(tmp_path / "node-0"), 102.1), facts.xids)
+    assert (found.word, found.rank) == ("unhealthy", 1)
+    assert found.evidence.startswith("GPU 1 (rank 1): Xid 79, GPU has fallen off the bus, 2.1 s before; SIGKILL")
+    assert judge([found]).code(0) == UNHEALTHY
+    assert threading.active_count() == before
+    assert (nvml.open, nvml.freed, nvml.asked[-1]) == (0, 1, 0), "what waits is taken, and nothing is waited for"
 
 
 def test_where_workers_cannot_be_watched_the_job_runs_all_the_same(

@@ -262,6 +262,10 @@ class Metrics:
             return
         yield gauge("slipway_attempt", "The number of this attempt.", {(): self._run.attempt})
         yield from self._ranks(self._run.node(topology.node_rank))
+        errors = CounterMetricFamily("slipway_xid_errors", "Xid errors of this node's GPUs.", labels=("gpu", "xid"))
+        for row in self._run.node(topology.node_rank).xids():
+            errors.add_metric(["" if row.gpu is None else str(row.gpu), str(row.number)], row.total)
+        yield errors
         if (saved := self._run.newest_step) is not None:
             yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
         yield from self._store(self._run.node(topology.node_rank).store)

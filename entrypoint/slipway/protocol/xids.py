@@ -40,6 +40,8 @@ NVLINK_5 = range(144, 151)  # whose lines in the kernel's log say Fatal or Nonfa
 RESET = "reset the GPU: drain the node, then nvidia-smi --gpu-reset -i {gpu}, or reboot"
 ACTIONS = MappingProxyType(
     {
+        **dict.fromkeys(PROGRAMS, ""),  # what they printed says more
+        **dict.fromkeys(RESTART, "start the program again"),
         **dict.fromkeys((46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158), RESET),  # RESET_GPU
         **dict.fromkeys((48, 74, *NVLINK_5), RESET + "; if it comes back, contact support"),  # WORKFLOW_…
         79: "restart the machine (not only the virtual machine); if it comes back, contact support",  # RESTART_BM
@@ -111,5 +113,5 @@ def is_serious(number: int, text: str) -> bool:
 
 
 def action(number: int, gpu: str) -> str:
-    """What to do about a GPU, by its number for nvidia-smi."""
+    """What to do about a GPU, by its number for nvidia-smi; empty after a program's own mistake."""
     return ACTIONS.get(number, "contact support: the catalog has no more advice").format(gpu=gpu)

@@ -18,7 +18,7 @@ from slipway.protocol.causes import Sign, cause_of, find_signs, in_one_line
 from slipway.protocol.outcomes import GOOD, Word
 from slipway.protocol.printable import last_line, rank_ranges
 from slipway.protocol.tracebacks import ProgramEnd, read_final_traceback
-from slipway.protocol.xids import HARMLESS, PROGRAMS, is_sick
+from slipway.protocol.xids import HARMLESS, PROGRAMS, action, is_sick
 
 DESCRIBED = 4  # ranks that did not fail and are described one by one
 RECENT = 200  # last lines of stderr of a rank that failed; it may have recovered from what it printed before
@@ -148,7 +148,9 @@ def blame_gpu(outcome: Outcome, xids: Iterable[XidSeen]) -> Outcome:
     first = broken or next((xid for xid in after if -NOTICED <= after[xid] <= SHORTLY), None)
     if first is None or outcome.good:
         return outcome
-    cause = replace(outcome.cause, gpu=f"{first}, {apart(first.time, outcome.time).replace('earlier', 'before')}")
+    remedy = action(first.number, "N" if first.gpu is None else str(first.gpu))
+    moment = apart(first.time, outcome.time).replace("earlier", "before")
+    cause = replace(outcome.cause, gpu=f"{first}, {moment}", remedy=remedy)
     if broken and outcome.word in (Word.FAILED, Word.PEER, Word.UNHEALTHY):
         rank = next(iter(broken.ranks), outcome.rank)
         return replace(outcome, word=Word.UNHEALTHY, rank=rank, time=min(broken.time, outcome.time), cause=cause)

@@ -1,7 +1,9 @@
 """Xid errors of the GPUs while an attempt runs. NVML delivers the critical ones to any process, and none of those before."""
 
+import ctypes
 import importlib
 import threading
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from slipway.protocol.xids import describe
 XID = 8  # nvmlEventTypeXidCriticalError
 TIMEOUT = 10  # NVML_ERROR_TIMEOUT: no event came
 POLL = 200  # ms of one wait; the thread ends after it
+KEPT = 10_000  # errors; and at the end so many are taken that wait already
 STUCK = 2.0  # seconds; a driver that lost its GPU may never answer, and the verdict does not wait for it
 NO_INSTANCE = 0xFFFFFFFF  # of MIG
 
@@ -36,67 +39,79 @@ class XidSeen(NamedTuple):
 
 
 class GpuEvents:
-    """Listens in a thread of its own, between `open` and `close`. Without GPUs, or without NVML's events, it does nothing."""
+    """Listens in a thread of its own, between `open` and `close`. Without GPUs, or without NVML's events, it does nothing.
+
+    `counts`: how many errors came so far, by GPU and number.
+    """
 
     def __init__(self, gpus: Mapping[int, Gpu], clock: Clock = CLOCK, nvml: Any = None) -> None:
         """`gpus`: those of the ranks, as CUDA sees them; `nvml` is for tests."""
         self._gpus, self._clock, self._nvml = gpus, clock, nvml
-        self._numbers: dict[str, int] = {}  # by UUID
-        self._events: Any = None
-        self._stopping, self._thread = threading.Event(), threading.Thread(target=self._listen, daemon=True)
-        self._seen: list[XidSeen] = []
+        self._numbers: dict[int | str | None, int] = {}  # by handle and by UUID
+        self._stopping, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+        self._seen = deque[XidSeen](maxlen=KEPT)
+        self.counts = Counter[tuple[int | None, int]]()
 
     def open(self) -> None:
-        """Begin to listen."""
-        if not self._gpus:
-            return
+        """Begin to listen; where no thread can be started, nothing is heard."""
+        if self._gpus:
+            with suppress(RuntimeError):
+                self._thread.start()
+
+    def close(self) -> tuple[XidSeen, ...]:
+        """End it; what came, oldest first."""
+        self._stopping.set()
+        if self._thread.ident:  # it was started
+            self._thread.join(STUCK)
+        return tuple(self._seen)
+
+    def _run(self) -> None:
         self._nvml = self._nvml or importlib.import_module("pynvml")
-        with suppress(self._nvml.NVMLError):
+        with suppress(self._nvml.NVMLError):  # no events here; or the driver is gone, or being replaced
             self._nvml.nvmlInit()
             try:
-                self._register()
-            except self._nvml.NVMLError:
+                self._listen(self._nvml.nvmlEventSetCreate())
+            finally:
                 self._nvml.nvmlShutdown()
-                return
-            self._thread.start()
 
-    def _register(self) -> None:
-        self._events = self._nvml.nvmlEventSetCreate()
-        for number in sorted({gpu.number for gpu in self._gpus.values()}):
-            gpu = self._nvml.nvmlDeviceGetHandleByIndex(number)
-            self._numbers[self._uuid(gpu)] = number
-            self._nvml.nvmlDeviceRegisterEvents(gpu, XID, self._events)
+    def _listen(self, events: Any) -> None:
+        try:
+            for number in sorted({gpu.number for gpu in self._gpus.values()}):
+                gpu = self._nvml.nvmlDeviceGetHandleByIndex(number)
+                self._numbers |= {_address(gpu): number, self._uuid(gpu): number}
+                self._nvml.nvmlDeviceRegisterEvents(gpu, XID, events)
+            while not self._stopping.is_set():
+                self._take(events, POLL)
+            any(not self._take(events, 0) for _ in range(KEPT))  # those that wait already
+        finally:
+            self._nvml.nvmlEventSetFree(events)
+
+    def _take(self, events: Any, milliseconds: int) -> bool:
+        """Wait for an error; whether there was one."""
+        try:
+            event = self._nvml.nvmlEventSetWait_v2(events, milliseconds)
+        except self._nvml.NVMLError as error:
+            if error.value != TIMEOUT:
+                raise
+            return False
+        seen = self._read(event)
+        self._seen.append(seen)
+        self.counts[seen.gpu, seen.number] += 1
+        return True
+
+    def _read(self, event: Any) -> XidSeen:
+        number = self._numbers.get(_address(event.device))  # one that fell off the bus cannot be asked any more
+        with suppress(self._nvml.NVMLError):
+            number = self._numbers.get(self._uuid(event.device)) if number is None else number
+        instance = None if event.gpuInstanceId == NO_INSTANCE else event.gpuInstanceId
+        ranks = tuple(sorted(rank for rank, gpu in self._gpus.items() if gpu.number == number))
+        return XidSeen(self._clock.time(), int(event.eventData), number, instance, ranks)
 
     def _uuid(self, gpu: Any) -> str:
         uuid = self._nvml.nvmlDeviceGetUUID(gpu)
         return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
-    def _listen(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                event = self._nvml.nvmlEventSetWait_v2(self._events, POLL)
-            except self._nvml.NVMLError as error:
-                if error.value == TIMEOUT:
-                    continue
-                return  # the driver is gone, or being replaced
-            self._seen.append(self._read(event))
 
-    def _read(self, event: Any) -> XidSeen:
-        number = None
-        with suppress(self._nvml.NVMLError):  # it cannot be asked any more
-            number = self._numbers.get(self._uuid(event.device))
-        instance = None if event.gpuInstanceId == NO_INSTANCE else event.gpuInstanceId
-        ranks = tuple(sorted(rank for rank, gpu in self._gpus.items() if gpu.number == number))
-        return XidSeen(self._clock.time(), int(event.eventData), number, instance, ranks)
-
-    def close(self) -> tuple[XidSeen, ...]:
-        """End it; what came."""
-        if self._thread.ident:  # it was started
-            self._stopping.set()
-            self._thread.join(STUCK)
-            if self._thread.is_alive():  # NVML is in use there
-                return tuple(self._seen)
-            with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlEventSetFree(self._events)
-                self._nvml.nvmlShutdown()
-        return tuple(self._seen)
+def _address(gpu: Any) -> int | None:
+    """NVML's handle of a GPU, a pointer, as a number."""
+    return ctypes.cast(gpu, ctypes.c_void_p).value

@@ -83,6 +83,7 @@ class Attempt:
         self._polled = self._woke = machine.clock.monotonic()
         self._next_poll = 0.0
         self.milestones = Milestones(self._polled, job_wide.reached)
+        self.milestones.xids = self._gpu_events.counts
         self._lost: Elsewhere | None = None
         self._still = 0.0  # seconds for which this launcher was frozen before it found the others gone
         self._started = self._failed = False

@@ -3,15 +3,17 @@ that the next launcher continues where one was killed, and others can read it.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.node_directory import Beat, StoreRecord
+from slipway.launch.run_directory.node_directory import Beat, StoreRecord, XidCount
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json
 from slipway.launch.verdict.verdict import Outcome
@@ -23,12 +25,14 @@ from slipway.protocol.outcomes import Word
 class Milestones:
     """How far the workers of this node came in one attempt, and when. Pure: what was seen and the clock come in.
 
-    Moments are monotonic seconds: its beginning, when its workers ran, when its end was noticed.
+    Moments are monotonic seconds: its beginning, when its workers ran, when its end was noticed. `xids`: how many Xid errors
+    came, by GPU and number.
     """
 
     def __init__(self, now: float, before: int) -> None:
         """`before`: the highest step of all attempts before this one."""
         self.begun, self.before, self.reached = now, before, 0
+        self.xids: Mapping[tuple[int | None, int], int] = {}
         self.started: float | None = None
         self.noticed: float | None = None
         self._new: tuple[float, float] | None = None  # when the first and the newest step beyond those before were seen
@@ -91,6 +95,7 @@ class Books:
         self._milestones: Milestones | None = None
         self._run: Run | None = None
         self._failures: list[dict[str, Any]] = []
+        self._xids = Counter[tuple[int | None, int]]()  # of the attempts before
         self.book(Kind.RESTARTING if ledger.attempts else Kind.STARTING)
 
     def book(self, kind: Kind) -> None:
@@ -108,7 +113,9 @@ class Books:
             self.book(kind)
         else:
             self.ledger, self._kept = go_on(ledger, kind, self._clock.time()), self._clock.monotonic()
-        self._failures = self._failures or run.node(self._node_rank).failures()
+        node = run.node(self._node_rank)
+        self._failures = self._failures or node.failures()
+        self._xids = self._xids or Counter({(row.gpu, row.number): row.total for row in node.xids()})
         self._run, self._milestones = run, None
 
     def poll(self, milestones: Milestones) -> None:
@@ -124,6 +131,7 @@ class Books:
             told = {name: getattr(outcome, name) for name in ("time", "node_rank", "host", "rank", "word", "evidence")}
             self._failures.append({"attempt": self._run.attempt, **told})
         self._write(self.ledger)
+        self._xids += Counter(self._milestones.xids if self._milestones else ())
 
     def _with_attempt(self, *, good: bool) -> Ledger:
         """The ledger with the attempt as far as it got."""
@@ -139,7 +147,8 @@ class Books:
         self._written = self._clock.monotonic()
         if self._run and self._writes and self._run.is_newest(self._run.attempt):
             node = self._run.node(self._node_rank)
-            write_ledger(node.path, ledger, self._failures, node.store)
+            xids = self._xids + Counter(self._milestones.xids if self._milestones else ())
+            write_ledger(node.path, ledger, self._failures, node.store, xids)
 
 
 def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
@@ -155,13 +164,18 @@ def write_ledger(
     ledger: Ledger,
     failures: Sequence[Mapping[str, Any]] = (),
     store: StoreRecord = StoreRecord(),  # noqa: B008  # a tuple
+    xids: Mapping[tuple[int | None, int], int] = MappingProxyType({}),
 ) -> None:
-    """Keep a node's ledger, with what failed and how old the newest copy in the store is. A disk that is full or away does not
-    end a job that runs.
+    """Keep a node's ledger, with what failed, the Xid errors of its GPUs and how old the newest copy in the store is. A disk that
+    is full or away does not end a job that runs.
     """
     copy = {"store": {"step": store.step, "age": store.age(ledger.until)}} if store.store else {}
+    rows = [XidCount(*key, total)._asdict() for key, total in xids.items()]
+    errors = {"xids": rows} if rows else {}
     with suppress(OSError):
-        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), **copy, "failures": list(failures)[-KEPT:]})
+        write_json(
+            node_dir / LEDGER_FILE, {**ledger_json(ledger), **copy, **errors, "failures": list(failures)[-KEPT:]}
+        )
 
 
 def earlier_ledger(run: RunDirectory, node_rank: int, clock: Clock = CLOCK) -> Ledger:

@@ -101,6 +101,14 @@ class RanksRecord(NamedTuple):
     time: float | None = None
 
 
+class XidCount(NamedTuple):
+    """In `ledger.json`: how often a GPU, by NVML's number, reported an Xid error while the job ran."""
+
+    gpu: int | None
+    number: int
+    total: int
+
+
 class StoreRecord(NamedTuple):
     """`store.json`: the run's address in the `store`, the newest `step` that is complete there and when it was `taken`; the step
     that is being copied, and how many bytes of it are `done`; why the last try failed, and who continues the run. `bytes` and
@@ -314,6 +322,10 @@ class NodeDirectory(NamedTuple):
         """The attempts that failed, as the launcher keeps them with its ledger, oldest first."""
         rows = read_json(self.path / LEDGER_FILE).get("failures")
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    def xids(self) -> list[XidCount]:
+        """The Xid errors of its GPUs, as the launcher keeps them with its ledger."""
+        return decode_rows(XidCount, read_json(self.path / LEDGER_FILE).get("xids"))
 
     def workers(self) -> list[RankStatus]:
         """How far the ranks of a script are."""

@@ -95,7 +95,10 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
     cause, rank = outcome.cause, outcome.rank
     signs = [sign for sign in cause.signs if outcome.word == Word.CONFIGURATION or sign not in CONFIGURED]
     advice = ADVICE.get(cause.kind) or next((sign.advice for sign in signs if sign.advice), "")
-    if cause.store:
+    if cause.remedy:
+        elsewhere = "; the job can continue elsewhere with --resume auto" * (outcome.word == Word.UNHEALTHY)
+        advice = f"{cause.remedy} (NVIDIA's catalog of Xid errors){elsewhere}"
+    elif cause.store:
         host, port, ours = cause.store
         advice = f"the script {other_store(host, port, f'port {ours}')}"
     elif not advice and Sign.OLD_DRIVER in signs:

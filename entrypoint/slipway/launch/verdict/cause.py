@@ -65,7 +65,8 @@ class CauseKind(StrEnum):
 class Cause:
     """`kind` says which sentence it is, and the rest is what that names. `text`: words of others; `number`: an exit code, below
     0 a signal, or a count; `name`: of a signal, a program or a folder; `signs`: what the text means, found in all of it. `store`:
-    host and port where a script looked for torch's store, and the port of torchrun's. `gpu`: the Xid error before it.
+    host and port where a script looked for torch's store, and the port of torchrun's. `gpu`: the Xid error before it,
+    `remedy`: what NVIDIA's catalog says is to be done about that.
     """
 
     kind: CauseKind = CauseKind.SAID
@@ -75,6 +76,7 @@ class Cause:
     signs: tuple[Sign, ...] = ()
     store: tuple[str, ...] = ()
     gpu: str = ""
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         """Keep what travels bounded. ValueError for a store that is incomplete."""
@@ -83,6 +85,7 @@ class Cause:
         object.__setattr__(self, "text", self.text[:TEXT])
         object.__setattr__(self, "name", self.name[:NAME])
         object.__setattr__(self, "gpu", self.gpu[:NAME])
+        object.__setattr__(self, "remedy", self.remedy[:NAME])
         object.__setattr__(self, "store", tuple(word[:NAME] for word in self.store))
 
     def __str__(self) -> str:
