@@ -92,7 +92,9 @@ def test_two_nodes_train_together_and_go_on_after_one_died(project: Callable[...
     assert len(stopped_at) == 2, "both say where"
     assert len(set(stopped_at)) == 1, "at the same step"
     going_on, *others = next_commands(made.logs("node0").splitlines())
-    assert going_on.endswith(f"--resume auto {LINEAR.partition(' ')[2]} --standalone"), "as long as it was"
+    assert going_on.endswith(f"--resume auto {LINEAR.partition(' ')[2]} --nproc-per-node 1 --standalone"), (
+        "as long as it was"
+    )
     said = [made.type_in(command) for command in others]
     assert "report.html" in said[0]
     assert "finished on 1 node" in said[1], "the settings count two nodes"

@@ -27,7 +27,9 @@ def read_services(project: Project, files: str, **shell: str) -> dict[str, dict[
     """What Compose makes of the files; an empty variable counts as unset."""
     found = json.loads(project("--profile", "tensorboard", "config", "--format=json", COMPOSE_FILE=files, **shell))
     for service in found["services"].values():
-        service["environment"] = {name: value for name, value in service["environment"].items() if value}
+        service["environment"] = {
+            name: value for name, value in service["environment"].items() if value and "COMPOSE_" not in name
+        }
     return {"volumes": found["volumes"], **found["services"]}
 
 

@@ -16,6 +16,7 @@ from slipway.launch.resolve.container_checks import (
     fleeting_results,
     require_writable,
     unmounted,
+    unseen,
     warnings,
 )
 from slipway.launch.resolve.host import Host, mount_point, mounted_from, read_mounts
@@ -215,6 +216,41 @@ def test_missing_files_of_the_working_directory_are_said_to_be_unmounted(
 ) -> None:
     monkeypatch.setattr(arguments, "read_host", lambda environ: in_image(mounts={ROOT: "overlay"}))
     assert ("Nothing is mounted at" in slipway(*words.split()).err) is asked
+
+
+@pytest.mark.parametrize(
+    ("runtime", "path", "says"),
+    [
+        ("docker", "/home/me/it/train.py", ' sees only those files of its machine that are mounted: add -v "/home/me/it:/home/me/it" to docker'),
+        ("docker", "/home/a $b/c.py", '-v "/home/a \\$b:/home/a \\$b"'),
+        ("docker", "/usr/train.py", '-v "/usr/train.py:/usr/train.py"'),  # a folder of the image's own
+        ("docker", "/home/me/it/src/mine.py", " In this container it is {here}/src/mine.py."),
+        ("docker", "/home/me/mine.py", " In this container it is {here}/mine.py."),
+        ("docker", "/mnt/disk/train.py", ""),  # which is mounted, so it is mistyped
+        ("slurm", "/home/me/it/train.py", '--container-mounts="/home/me/it:/home/me/it" to srun'),
+        ("kubernetes", "/home/me/it/train.py", "mount a volume with them at /home/me/it"),
+    ],
+)  # fmt: skip
+def test_a_path_of_the_machine_is_translated_for_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slipway: Slipway, runtime: str, path: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for mine in (tmp_path / "mine.py", tmp_path / "src/mine.py"):
+        mine.parent.mkdir(exist_ok=True)
+        mine.touch()
+    host, says = in_image(runtime, {ROOT: "overlay", Path("/mnt/disk"): "ext4"}), says.format(here=tmp_path)
+    assert says in (said := unseen(host, Path(path)))
+    assert bool(says) == bool(said)
+    monkeypatch.setattr(arguments, "read_host", lambda environ: host)
+    for words in (
+        ["run", path],
+        ["gpt", "--dataset", f"file:{path}"],
+        ["gpt", "--config", path],
+        ["vision", "--dataset", f"folder:{path}"],
+    ):
+        answer = slipway(*words)
+        assert answer.code in (2, 78)
+        assert says in answer.err
 
 
 VOLUMES = (

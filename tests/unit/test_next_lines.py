@@ -197,7 +197,12 @@ def test_where_a_run_was_is_seen(
         ("docker", {"NPROC_PER_NODE": "1"}, {}, True),
         ("docker", {}, {"NPROC_PER_NODE": "1"}, True),
         ("docker", {}, {}, False),
-        ("docker", {"NPROC_PER_NODE": "1", "COMPOSE_SERVICE": "train"}, {}, False),  # the project's settings have it
+        (
+            "docker",
+            {"NPROC_PER_NODE": "1", "COMPOSE_SERVICE": "train"},
+            {},
+            True,
+        ),  # the shell may have had it, not .env
         ("host", {}, {"NPROC_PER_NODE": "1"}, True),
         ("host", {"NPROC_PER_NODE": "1"}, {}, False),  # this shell has it still
         ("slurm", {"NPROC_PER_NODE": "1"}, {}, False),
@@ -235,6 +240,33 @@ def test_what_srun_mounted_is_mounted_again() -> None:
     own = find_here(job_under_srun({}, "/checkpoints"), False)
     assert (own.source, own.results, own.others) == ("./runs", "/checkpoints", ())
     assert own.unknown_folders == [("runs", "/checkpoints")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others", "workdir"),
+    [
+        ("", ["/data"], "/workspace"),
+        ("--dataset file:src/a.txt", ["/data", "/workspace"], "/workspace"),
+        ("--export out", ["/data", "/workspace"], "/workspace"),  # which is not there yet
+        ("--dataset=tokens:/mnt/disk/tokens --lr 1", ["/data", "/mnt/disk"], "/workspace"),
+        ("--dataset hub:owner/name", ["/data", "/mnt/disk"], "/mnt/disk/here"),
+        ("--dataset file:/etc/passwd", ["/data"], "/workspace"),  # the image's own
+    ],
+)
+def test_a_container_mounts_what_the_arguments_name_and_starts_in_the_same_folder(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, others: list[str], workdir: str
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: workdir)
+    monkeypatch.setattr(closing, "mounted_from", lambda place: f"/home/me{place}")
+    mounts = {Path(place): "ext4" for place in ("/checkpoints", "/data", "/workspace", "/mnt/disk", "/mnt/other")}
+    host = make_host()._replace(image="0.1.0", runtime="docker", mounts={**mounts, Path("/"): "overlay"})
+    plan = plan_for(("gpt", *arguments.split()))
+    here = find_here(Job(plan, make_sources({"SLIPWAY_RUNS": "/checkpoints"}), make_devices(), {}, None, host), False)
+    assert here.others == tuple((f"/home/me{place}", place) for place in others)
+    trains = as_typed("slipway gpt --run-dir /checkpoints/a --resume auto", here)
+    assert all(f'-v "/home/me{place}:{place}"' in trains for place in others)
+    assert (f" -w {workdir} " in trains) is (workdir != "/workspace")
+    assert as_typed("slipway report /checkpoints/a", here).count(" -v ") == 1
 
 
 def test_results_in_the_containers_memory_are_kept_the_next_time() -> None:

@@ -213,6 +213,7 @@ def test_it_says_when_compose_would_read_another_file(render: Slipway) -> None:
     answer = render("gpt")
     assert answer.code == 0
     assert "docker compose --file FILE up" in answer.err
+    assert yaml.safe_load(answer.out)["services"]["train"]["environment"]["COMPOSE_FILES"] == "compose.yaml"
 
 
 REFUSED = [

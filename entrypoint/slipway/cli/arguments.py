@@ -14,7 +14,7 @@ import click
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, require_module, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
-from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, warnings
+from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, unseen, warnings
 from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
@@ -52,7 +52,11 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     try:
         program = read_program(words, sources)
     except LaunchError as error:
-        raise LaunchError(f"{error}{_mount(error, host)}", error.code) from None
+        raise LaunchError(f"{error}{_mount(str(error), host)}", error.code) from None
+    except click.BadParameter as error:
+        if not (told := _mount(error.message, host)):
+            raise
+        raise click.BadParameter(error.message + told, error.ctx, error.param, error.param_hint) from None
     if program.workload.spawned and program.options:
         sources = _count_processes(sources, program.options)
     devices = read_devices(environ)
@@ -176,12 +180,14 @@ def _require_one_machine(topology: Topology) -> None:
         )
 
 
-def _mount(error: LaunchError, host: Host) -> str:
-    """What to mount where an error says that a file is missing in the working directory."""
+def _mount(error: str, host: Host) -> str:
+    """What to mount where an error says that a file is missing."""
     here = Path.cwd()
+    if found := re.search(r"[Tt]here is no (?:file )?(/.+?)\.(?: |$)|'(/.+?)' does not exist", error):
+        return unseen(host, Path(found[1] or found[2]))
     return (
         unmounted(host, here)
-        if re.search(rf"[Tt]here is no (?:file )?[^/]\S* in {re.escape(str(here))}\b", str(error))
+        if re.search(rf"[Tt]here is no (?:file )?[^/]\S* in {re.escape(str(here))}\b", error)
         else ""
     )
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,15 @@ from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     COMPOSE,
     FORMS,
+    WORKSPACE,
     Invocation,
     as_typed,
+    compose_project,
     fill_in,
     fold_command,
     name_store,
     next_commands,
+    without_run,
 )
 from slipway.launch.resolve.runtimes import HOST, Runtime, runtime_of
 from slipway.launch.resolve.sources import Claim
@@ -79,6 +82,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
 def _typed(advice: str, job: Job) -> str:
     """Advice with its commands as they are typed where this node was started, with the shortest paths."""
     here = find_here(job, bool(fleeting_results(job.host, results_folder(job.sources))))
+    if here.loses_results:
+        advice = without_run(advice)
 
     def typed(command: re.Match[str]) -> str:
         words = (short_path(Path(word)) if word.startswith("/") else word for word in shlex.split(command[1]))
@@ -158,7 +163,10 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         named = job.environ.get(folders.get(place, ""), "")
         return named if named.startswith("/") else mounted_from(Path(place))
 
-    others = [place for place in folders if place != str(results) and Path(place) in host.mounts]
+    named = {mount_point(path, host.mounts) for path in _paths_in(job.plan.arguments)} - {None, Path("/")}
+    places = [place for place in folders if Path(place) in host.mounts]
+    places += sorted({str(place) for place in named} - {*places})
+    workdir = Path.cwd() if host.image else Path(WORKSPACE)
     return Invocation(
         runtime,
         program=typed_program() if host.image is None else "",
@@ -169,10 +177,20 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         user=os.getuid(),
         results=str(results),
         source="" if fleeting else mounted(str(results)),
-        others=tuple((mounted(place), place) for place in others),
+        others=tuple((source, place) for place in places if place != str(results) and (source := mounted(place))),
+        workdir=str(workdir) if workdir != Path(WORKSPACE) else "",
         service=service,
-        processes="" if service else _kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(runtime)),
+        project=compose_project(job.environ) if service else "",
+        processes=_kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(host.shell)),
     )
+
+
+def _paths_in(arguments: Sequence[str]) -> Iterator[Path]:
+    """The files and folders that a workload's arguments name, such as --export DIR and --dataset file:PATH."""
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        text = re.sub(r"^(--[\w-]+=)?([a-z]+:)?", "", word)
+        if "/" in text or before == "--export" or Path(text).exists():
+            yield Path(text).absolute()
 
 
 def _kept_processes(claim: Claim, runtime: Runtime) -> str:

@@ -53,6 +53,11 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
             "`docker run --network host` on each, as the README shows; compose/two-nodes.yaml simulates two nodes on one."
         )
     given = given_settings(sources) | read_runs(sources)
+    if other := sources.variable("COMPOSE_FILE"):
+        about = other.about("COMPOSE_FILE")
+        click.echo(f"{about} is what Compose reads. For this file type: docker compose --file FILE up", err=True)
+        if "compose/" in other.value:  # a file of the checkout
+            given["COMPOSE_FILES"] = "compose.yaml"  # as the example calls it, for the commands that a run suggests
     image = read_image(options["image"], sources)
     gpus = read_gpus(options["gpus"], image)
     require_enough(gpus, sources)
@@ -68,9 +73,6 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
         # Those of a file reach the container with that file.
         secrets=tuple(name for name in secret_values(given) if sources.environ.get(name)),
     )
-    if other := sources.variable("COMPOSE_FILE"):
-        about = other.about("COMPOSE_FILE")
-        click.echo(f"{about} is what Compose reads. For this file type: docker compose --file FILE up", err=True)
     template = resources.files("slipway").joinpath("templates/compose.yaml").read_text(encoding="utf-8")
     return make_compose(template, asked).encode()
 
@@ -112,6 +114,7 @@ def _training(service: dict[str, Any], asked: ComposeRequest) -> dict[str, Any]:
     """The service that trains, its command behind its image."""
     image = service.pop("image")
     defaults = {name: value for name, text in service["environment"].items() if (value := _default(text))}
+    del defaults["COMPOSE_FILES"]  # this file may have any name
     given = {name: without_variables(value) for name, value in asked.env.items()} | dict.fromkeys(asked.secrets)
     changed = {
         # Beside the file, as .env is elsewhere; one that was named has to be there.

@@ -103,6 +103,21 @@ def unmounted(host: Host, folder: Path) -> str:
     return f" Nothing is mounted at {folder}, where your files would be: {advise('files', host.runtime, str(folder))}."
 
 
+def unseen(host: Host, path: Path) -> str:
+    """What to type for a `path` of the machine that the image does not see: its path here, or what to mount; empty where that is
+    not the cause."""
+    if host.image is None or mount_point(path, host.mounts) != Path("/"):
+        return ""
+    tails = (Path(*path.parts[start:]) for start in range(2, len(path.parts)))
+    if here := next((Path.cwd() / tail for tail in tails if (Path.cwd() / tail).exists()), None):
+        return f" In this container it is {here}."
+    from slipway.launch.resolve.next_lines import quote_mount  # an error alone needs it
+
+    folder = str(path if path.parent.exists() else path.parent)  # a folder of the image is not to be covered
+    add = advise("files", host.runtime, folder).replace(f'"$PWD:{folder}"', quote_mount(folder, folder))
+    return f" A container sees only those files of its machine that are mounted: {add}."
+
+
 def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterator[str]:
     """What to say before a start. `folder` takes the results, `own` says that the workload is one of ours."""
     if topology.process and topology.process.local_rank:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
 
 IMAGE_USER = 1000  # images/slipway/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
+NEEDS_GPUS = ("check", "selftest")  # beside the workloads
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
 WORKSPACE = "/workspace"  # where the folder of the submission is
 SQUASHED = "/shared/images/slipway.sqsh"  # as slurm/README.md names the file that slurm/import.sh makes
@@ -49,8 +50,10 @@ class Invocation:
     # What is mounted there: a volume of docker's, /FOLDER, or ./NAME where only its name is known; empty where it ends with the
     # container.
     source: str = "./runs"
-    others: tuple[tuple[str, str], ...] = ()  # what Slurm mounts besides: the folder, and where in the container
+    others: tuple[tuple[str, str], ...] = ()  # what else is mounted: the folder, and where in the container
+    workdir: str = ""  # of the container, if it is not the image's own
     service: str = "train"  # of a compose file
+    project: str = ""  # the variables with which docker compose finds that file and its volumes; see `compose_project`
     processes: str = ""  # --nproc-per-node, where it was given and a new command would not have it by itself
 
     @property
@@ -66,7 +69,7 @@ class Invocation:
     @property
     def loses_results(self) -> bool:
         """Whether the container takes its results along when it ends."""
-        return self.mounts and not self.source
+        return not self.program and not self.source
 
     @property
     def unknown_folders(self) -> list[tuple[str, str]]:
@@ -141,23 +144,54 @@ def name_store(text: str, store: str) -> str:
 def as_typed(command: str, here: Invocation) -> str:
     """A command, which begins with `slipway`, as one types it where the run was started."""
     words = command.removeprefix("slipway ")
+    first = words.split()[0]
+    if first not in WORKLOADS and first not in NEEDS_GPUS:
+        here = replace(here, gpus=0)
     if here.processes and "--resume auto" in words:  # with another number of processes the numbers differ
         words += f" --nproc-per-node {here.processes}"
-    return here.form.typed(words, words.split()[0] in WORKLOADS, here)
+    return here.form.typed(words, first in WORKLOADS, here)
+
+
+def without_run(advice: str) -> str:
+    """Advice for a run that has ended with its container: what a rank printed is above, and no command reads it any more."""
+    return re.sub(r"(type )?`slipway logs [^`]+`", "see the output above", advice)
+
+
+def compose_project(environ: Mapping[str, str]) -> str:
+    """What to type before `docker compose` to find a container's project again: variables that the shell had, not .env.
+
+    The compose files put into `environ` how they are called (COMPOSE_FILES), and what compose read (COMPOSE_TYPED_…).
+    """
+    files, needed = (environ.get(name, "") for name in ("COMPOSE_TYPED_FILE", "COMPOSE_FILES"))
+    if not all(any(file.endswith(part) for file in files.split(":")) for part in needed.split(":")):
+        files = needed  # compose was started with --file
+    values = {
+        "COMPOSE_FILE": (files, "compose.yaml"),
+        "COMPOSE_PROJECT_NAME": (environ.get("COMPOSE_TYPED_PROJECT", ""), "slipway"),
+        "IMAGE": (environ.get("COMPOSE_TYPED_IMAGE", ""), USUAL_IMAGE),
+    }
+    return "".join(
+        f"{name}={shlex.quote(value)} "
+        for name, (value, usual) in values.items()
+        if value and value != (environ.get(name) or usual)  # of .env, which Compose reads again
+    )
 
 
 def _in_docker(words: str, trains: bool, here: Invocation) -> str:
     """Where the last container took its results along, a training gets a folder; Docker would make that as root."""
-    gpus = " --gpus all" if here.gpus and trains else ""
+    gpus = " --gpus all" if here.gpus else ""
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
-    room = " --shm-size 1g --stop-timeout 120" if trains else ""
+    room = " --shm-size 1g --stop-timeout 120" if trains or here.gpus else ""
     image = shlex.quote(here.image or here.usual)
     told = f" -e IMAGE={image}" if here.image and trains else ""
     before, source = "", here.source
     if trains and not source:
         before, user, source = "mkdir -p runs && ", ' --user "$(id -u):0"', "./runs"
-    volume = f" -v {quote_mount(source, here.results)}" if source else ""
-    return f"{before}docker run --rm{gpus}{user}{room}{told}{volume} {image} {words}"
+    mounts = [(source, here.results)] if source else []
+    mounts += here.others if trains else ()  # a data set may be there
+    volumes = "".join(f" -v {quote_mount(*mount)}" for mount in mounts)
+    volumes += f" -w {shlex.quote(here.workdir)}" if trains and here.workdir else ""
+    return f"{before}docker run --rm{gpus}{user}{room}{told}{volumes} {image} {words}"
 
 
 def quote_mount(source: str, target: str) -> str:
@@ -170,15 +204,15 @@ def _in_compose(words: str, trains: bool, here: Invocation) -> str:
     """The project's own volumes are there. Its settings as well, which go on with the newest run and count its nodes."""
     anew = " --resume none" if trains and "--resume" not in words else ""
     alone = " --standalone" if trains and here.nodes > 1 else ""
-    return f"docker compose run --rm {here.service} {words}{anew}{alone}"
+    return f"{here.project}docker compose run --rm {here.service} {words}{anew}{alone}"
 
 
 def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
     """The batch file may be anywhere; `srun` is where somebody types."""
     nodes = f" --nodes={here.nodes} --ntasks-per-node=1" if trains else ""
-    nodes += f" --gpus-per-node={here.gpus}" if trains and here.gpus else ""
+    nodes += f" --gpus-per-node={here.gpus}" if here.gpus else ""
     if here.program:
-        return f"srun{nodes} {here.program} {words}" if trains else f"{here.program} {words}"
+        return f"srun{nodes} {here.program} {words}" if nodes else f"{here.program} {words}"
     mounts = list(here.others)
     before = "mkdir -p runs && " if trains and not here.source else ""
     if here.source or trains:
@@ -204,17 +238,19 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in places.items()],
     }  # fmt: skip
     volumes = [{"name": "results", "persistentVolumeClaim": {"claimName": CLAIM}}, {"name": "tmp", "emptyDir": {}}]
+    if here.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": here.gpus}}
     pod = shlex.quote(json.dumps({"spec": {**CONFINED_POD, "containers": [container], "volumes": volumes}}))
     return f"kubectl run slipway-next --rm --attach --restart=Never --image={image} --overrides={pod}"
 
 
-# What slurm/train.sbatch mounts, and the variables that it exports.
+# What may be mounted, as the README and slurm/train.sbatch do it, and the variables that the latter exports.
 BATCH_FOLDERS = MappingProxyType({"/checkpoints": "RUNS", WORKSPACE: "SLURM_SUBMIT_DIR", "/data": "DATA"})
 COMPOSE = "compose"  # what docker runs for a service of a compose file
 FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
         HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}"),
-        DOCKER.name: CommandForm(_in_docker, mounts=True),
+        DOCKER.name: CommandForm(_in_docker, mounts=True, folders={"/data": ""}),
         COMPOSE: CommandForm(_in_compose, names_image=False),
         SLURM.name: CommandForm(_in_slurm, mounts=True, placeholder=SQUASHED, folders=BATCH_FOLDERS, requeues=True),
         KUBERNETES.name: CommandForm(_in_kubernetes),
