@@ -12,9 +12,9 @@ from slipway.launch.hangs.hang import Hang
 from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.run import Run
-from slipway.launch.run_directory.run_lock import TOUCH
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.folder_lock import TOUCH
 from slipway.protocol.errors import CONFIGURATION
 from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word

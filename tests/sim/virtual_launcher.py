@@ -33,13 +33,14 @@ from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.spot import Watched
 from slipway.launch.run_directory.bookkeeping import Milestones
-from slipway.launch.run_directory.node_directory import Beat, Holder
+from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.run_directory.run import Run, prepare_run
-from slipway.launch.run_directory.run_lock import TOUCH, RunLock
+from slipway.launch.run_directory.run_lock import RunLock
 from slipway.launch.several_nodes import SeveralNodes
 from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome
+from slipway.process.folder_lock import TOUCH, Holder
 from slipway.process.machine import Clock
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.files import SNAPSHOTS, newest_step, snapshot_name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +17,16 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 import slipway
+from slipway.process.folder_lock import read_holder, this_process
+from slipway.process.tree import start_ticks
+from slipway.protocol.files import write_json
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.redact import redact_words
 from slipway.train.own.declared import require_same_arguments
-from slipway.train.own.joining import told_if_late
+from slipway.train.own.joining import lock_folder, told_if_late
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Schedule = Callable[[torch.optim.Optimizer], Any]
@@ -126,6 +133,84 @@ def test_a_second_start_with_other_arguments_asks_what_is_meant(
 def test_arguments_are_compared_as_options(own: list[str], stored: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
         require_same_arguments(own, stored, "run")
+
+
+HOLDS = ("train.py", "--lr", "0.1")
+
+
+def hold(node: Path, **change: Any) -> Path:
+    """A lock file of another process that lives, the parent of this one."""
+    node.mkdir(parents=True)
+    other = {"pid": os.getppid(), "started": start_ticks(os.getppid()), **change}
+    write_json(file := node / "launcher.json", this_process(1.0, script=HOLDS)._replace(**other)._asdict())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (["train.py", "--lr", "0.01"], " (it has --lr 0.1, and this start has --lr 0.01). Two trainings"),
+        (
+            HOLDS,
+            " UTC. Two trainings in one folder would mix their snapshots. Give this one a folder of its own: SLIPWAY_RUN_DIR=PATH",
+        ),
+    ],
+)
+def test_a_folder_in_which_another_process_trains_is_refused(
+    own: Sequence[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", list(own))
+    file = hold(node := tmp_path / "run" / "node-0")
+    (node / "stop").touch()
+    before = file.read_bytes()
+    with pytest.raises(SystemExit) as end:
+        train(1, cosine(9), lr=0.1)
+    assert end.value.code == 78
+    text = capsys.readouterr().err
+    assert f"is in use by `train.py --lr 0.1` with process id {os.getppid()}" in text
+    assert said in text
+    assert f"`slipway stop {tmp_path / 'run'}`" in text
+    assert (file.read_bytes(), (node / "stop").exists()) == (before, True), "what is the other's stays"
+
+
+def test_the_place_of_a_script_that_was_killed_is_taken_and_left_at_the_end(tmp_path: Path) -> None:
+    file, seen = hold(tmp_path / "run" / "node-0", started=1), list[Any]()
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    for _ in run.steps(1):
+        seen.append(read_holder(file))
+    assert (seen[0].pid, seen[0].script) == (os.getpid(), tuple(redact_words(sys.argv)))
+    assert not file.exists()
+
+
+def test_a_script_whose_folder_was_taken_over_while_it_was_frozen_writes_no_more(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    lock, writer = run._context.place.lock, run._snapshots.writer
+    assert lock is not None
+    assert not writer._superseded()
+    (tmp_path / "run" / "node-0").rename(tmp_path / "before")
+    file = hold(tmp_path / "run" / "node-0")
+    wait_until(writer._superseded, "its next look")
+    lock.release()
+    assert file.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_end_if_one_of_them_is_refused(rank: int, tmp_path: Path) -> None:
+    class Ranks:
+        place = SimpleNamespace(is_writer=rank == 0, node_dir=tmp_path / "run" / "node-0")
+
+        def gather_number(self, refused: bool) -> list[bool]:
+            assert refused is (rank == 0)
+            return [True, False]
+
+        def share_text(self, text: str, source: int) -> str:
+            return "rank 0's"
+
+    hold(tmp_path / "run" / "node-0")
+    with pytest.raises(ConfigurationError, match="rank 0's"):
+        lock_folder(Ranks())  # type: ignore[arg-type]
 
 
 def test_a_rank_that_waits_for_others_in_resume_says_so() -> None:

@@ -31,7 +31,7 @@ CALLS = (
     "launch.closing.fleeting_results",
     "launch.run_directory.directory.RunDirectory.attempts_before",
     "launch.closing.write_json",
-    "launch.run_directory.run_lock.RunLock._mine",
+    "process.folder_lock.FolderLock._mine",
 )
 
 

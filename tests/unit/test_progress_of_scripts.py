@@ -7,8 +7,9 @@ import pytest
 
 from slipway.inspect.status import Status, status_json, status_lines
 from slipway.launch.hangs.watch import LINE, Sight, count_done, progress
-from slipway.launch.run_directory.node_directory import Holder, NodeDirectory, RankStatus
+from slipway.launch.run_directory.node_directory import NodeDirectory, RankStatus
 from slipway.launch.run_directory.records import OutcomeRecord, RunRecord
+from slipway.process.folder_lock import Holder
 
 
 def test_rates_are_those_since_the_last_look() -> None:

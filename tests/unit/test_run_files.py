@@ -14,10 +14,10 @@ from stand_ins import Slipway
 
 from slipway.launch.run_directory.directory import RunDirectory, odd_records
 from slipway.launch.run_directory.run import refuse_links
-from slipway.launch.run_directory.run_lock import is_alive
 from slipway.launch.verdict.block import outcome_record
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.process.folder_lock import is_alive
 from slipway.protocol.durable import remove_tree
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 from slipway.protocol.files import (

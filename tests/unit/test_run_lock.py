@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from slipway.inspect.status import sleep
 from slipway.launch.attempt.stops import Stops, ask_to_stop
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.node_directory import Holder, NodeDirectory, read_holder
-from slipway.launch.run_directory.run_lock import (
-    POLL,
-    TOUCH,
-    RunLock,
-    is_alive,
-    refuse_held,
-    this_launcher,
-)
+from slipway.launch.run_directory.node_directory import NodeDirectory
+from slipway.launch.run_directory.run_lock import RunLock, refuse_held
+from slipway.process.folder_lock import POLL, TOUCH, Holder, is_alive, read_holder, sleep, this_process
 from slipway.protocol.errors import CANCELLED, CONFIGURATION, LaunchError
 
 PATIENCE = 1.5  # s; a living holder gives a sign of life every second
@@ -69,11 +62,11 @@ def test_a_living_holder_is_refused_with_its_name(file: Path, stops: Stops) -> N
 def test_a_process_that_ended_without_a_word_is_replaced_at_once(file: Path, stops: Stops) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-        write(file, this_launcher(1.0), pid=process.pid)
+        write(file, this_process(1.0), pid=process.pid)
     said = list[str]()
     # An hour is more than any test waits: such a one is not watched for signs of life.
     with RunLock(file, said.append, stops, patience=3600):
-        assert read_holder(file) == this_launcher(0)._replace(**vars_of(file))
+        assert read_holder(file) == this_process(0)._replace(**vars_of(file))
     assert "ended without a report" in said[0]
 
 
@@ -86,11 +79,11 @@ def vars_of(file: Path) -> dict[str, object]:
 
 def test_a_process_id_that_was_given_again_is_not_its_old_owner(file: Path, stops: Stops) -> None:
     """A restarted container gives the same numbers to its processes."""
-    write(file, this_launcher(1.0), started=1)
+    write(file, this_process(1.0), started=1)
     assert not is_alive(file, sleep, 0.0)
 
 
-@pytest.mark.parametrize("holder", [this_launcher(1.0)._replace(space="another boot"), None])
+@pytest.mark.parametrize("holder", [this_process(1.0)._replace(space="another boot"), None])
 def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder: Holder | None) -> None:
     write(file, holder)
     assert not is_alive(file, lambda seconds: False, PATIENCE)
@@ -105,21 +98,21 @@ def test_one_that_cannot_be_seen_is_watched_for_signs_of_life(file: Path, holder
 
 
 def test_whom_the_job_has_replaced_is_not_waited_for_though_it_may_live(file: Path, stops: Stops) -> None:
-    write(file, this_launcher(1.0, "0123"), space="another boot")
+    write(file, this_process(1.0, "0123"), space="another boot")
     said = list[str]()
     with RunLock(file, said.append, stops, 3600, job="0123"):
         assert "was lost; this launcher takes its place" in said[0]
         found = read_holder(file)
         assert found is not None
         assert found.job == "0123"
-    write(file, this_launcher(1.0, "0123"))
+    write(file, this_process(1.0, "0123"))
     for job in ("", "4567"):
         with pytest.raises(LaunchError), RunLock(file, said.append, stops, PATIENCE, job=job):
             pass
 
 
 def test_a_stop_while_watching_ends_it(file: Path, stops: Stops) -> None:
-    write(file, this_launcher(1.0), space="another boot")
+    write(file, this_process(1.0), space="another boot")
     stops.watch(file.parent)
     ask_to_stop(file.parent)
     with pytest.raises(LaunchError, match="before anything was started") as caught:
@@ -131,7 +124,7 @@ def test_one_that_was_taken_for_dead_learns_that_it_was_replaced(file: Path, sto
     with hold(file, stops) as first:
         file.unlink()
         assert first._mine(), "a folder that somebody cleared away is nobody else's"
-        write(file, this_launcher(2.0), host="elsewhere", space="another boot")
+        write(file, this_process(2.0), host="elsewhere", space="another boot")
         wait_until(lambda: first.lost, "its next look")
         assert "elsewhere" in first.lost
     assert file.exists(), "and leaves its successor's file alone"

@@ -21,9 +21,10 @@ from slipway.inspect.status import find_run, read_status, status_json, status_li
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.node_directory import Beat, NodeDirectory
-from slipway.launch.run_directory.run_lock import RunLock, this_launcher
+from slipway.launch.run_directory.run_lock import RunLock
+from slipway.process.folder_lock import FolderLock, this_process
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.protocol.files import read_json, write_json
+from slipway.protocol.files import OUTCOMES, rank_file, read_json, write_json
 
 FIRST = {
     "word": "failed",
@@ -205,7 +206,7 @@ def test_the_stacks_of_a_hang_are_shown_with_its_verdict_and_in_the_report() -> 
 @pytest.mark.parametrize("outcome", [None, FAILED | {"attempt": 1}, {"attempt": 2}, FAILED | {"first": None}])
 def test_a_run_whose_launcher_was_killed_has_no_verdict(outcome: dict[str, Any] | None) -> None:
     run = make(outcome=outcome)
-    write_json(run / "node-0" / "launcher.json", this_launcher(1.0)._asdict() | {"started": 1})
+    write_json(run / "node-0" / "launcher.json", this_process(1.0)._asdict() | {"started": 1})
     assert "without a verdict" in "\n".join(status_lines(read_status(run)))
 
 
@@ -241,6 +242,31 @@ def test_a_request_is_written_for_the_launcher(slipway: Slipway) -> None:
     assert answer.code == 0, answer.err
     assert f"process id {os.getpid()}" in answer.out
     assert json.loads((run / "stop").read_text())["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize(("written", "code"), [({"time": 1.0}, 1), ({"time": 1e11}, 0), ({}, 1)])
+def test_a_script_without_launcher_finds_the_request_in_its_node_folder(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, written: dict[str, float], code: int
+) -> None:
+    run = make()
+    node = NodeDirectory(run / "node-0")
+    lock = FolderLock(node.lock)
+    lock.take(this_process(2.0, script=("train.py", "--lr", "1")), print)
+
+    def end(seconds: float) -> None:
+        write_json(
+            rank_file(node.path, OUTCOMES, 0), {"outcome": "cancelled", "message": "cancelled at step 7", **written}
+        )
+        lock.release()
+
+    (node.path / OUTCOMES).mkdir()
+    monkeypatch.setattr("slipway.cli.runs.time.sleep", end)
+    answer = slipway("stop", "gpt-1", "--wait")
+    assert (answer.code, answer.err) == (code, "")
+    assert f"asked `train.py --lr 1` with process id {os.getpid()}" in answer.out
+    assert answer.out.endswith("cancelled at step 7\n" if code == 0 else "ended without a report\n")
+    assert json.loads((node.path / "stop").read_text())["outcome"] == "cancelled"
+    assert not (run / "stop").exists()
 
 
 def test_a_job_of_several_nodes_shows_those_that_run_now_and_not_those_that_left() -> None:

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from slipway.launch.resolve.container_checks import default_runs
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.sources import read_sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, odd_records
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath, LocalRun, RunPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
@@ -182,8 +183,10 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
         code = found.outcome.code
         how = "its launcher is gone" if code is None else f"it ended with exit code {code}"
         raise LaunchError(f"{path} is not running: {how}. For details: slipway status {shlex.quote(str(path))}")
+    scripts = {node: holder.since for node, holder in zip(found.launchers, found.holders, strict=True) if holder.script}
     try:
-        ask_to_stop(path)
+        for folder in [node.path for node in scripts] or [path]:  # a script without launcher looks at the flag itself
+            ask_to_stop(folder)
     except OSError as error:
         holder = found.holders[0]
         raise LaunchError(
@@ -191,13 +194,20 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
         ) from None
     click.echo(f"asked {found.holders[0].text} to stop {path}")
     if wait:
-        sys.exit(_wait_for_end(path))
+        sys.exit(_wait_for_end(path, scripts))
 
 
-def _wait_for_end(path: Path) -> int:
-    """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code."""
+def _wait_for_end(path: Path, scripts: Mapping[NodeDirectory, float]) -> int:
+    """Wait for the end of a run, tell it, and return 0 where it ended as asked, else its exit code. `scripts`: the folders of
+    those that run it without launcher, and since when; rank 0 says how they ended.
+    """
     while (found := read_status(path)).alive:
         time.sleep(TICK)
+    for node, since in scripts.items():
+        end = node.outcomes([0]).get(0, {})
+        told = isinstance(time_of_end := end.get("time"), float) and time_of_end >= since  # else of an earlier start
+        click.echo(printable(f"{path}: {end.get('message') if told else 'ended without a report'}"))
+        return FINISHED if told and str(end.get("outcome")) in GOOD else FAILED
     click.echo("\n".join(map(printable, status_lines(found))))
     if found.outcome.word in GOOD:
         return FINISHED

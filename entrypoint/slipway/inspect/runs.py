@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.inspect.status import Status, read_status, sleep
+from slipway.inspect.status import Status, read_status
 from slipway.launch.run_directory.directory import list_run_directories
 from slipway.launch.verdict.block import ENDINGS
+from slipway.process.folder_lock import sleep
 from slipway.protocol.printable import utc
 
 HEAD = ("run", "started", "step", "state")

@@ -12,7 +12,6 @@ from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
 from slipway.launch.run_directory.node_directory import (
     Beat,
-    Holder,
     NodeDirectory,
     RankStatus,
     SpareNode,
@@ -20,10 +19,10 @@ from slipway.launch.run_directory.node_directory import (
     WaitingRecord,
 )
 from slipway.launch.run_directory.records import NodeEnd, OutcomeRecord, RunRecord
-from slipway.launch.run_directory.run_lock import TOUCH, is_alive, is_here
 from slipway.launch.verdict.block import heading, stack_lines
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
+from slipway.process.folder_lock import TOUCH, Holder, is_alive, is_here, sleep
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
@@ -99,12 +98,6 @@ def find_run(name: str, runs: Path) -> Path:
 
 def _lives_here(run: RunDirectory) -> bool:
     return any(is_here(node.holder) for node in run.launchers())
-
-
-def sleep(seconds: float) -> bool:
-    """Wait, and never give up: how somebody without stop signals watches a launcher."""
-    time.sleep(seconds)
-    return False
 
 
 def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:

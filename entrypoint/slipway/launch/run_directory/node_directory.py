@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from slipway.launch.run_directory.records import read_ledger, read_record
+from slipway.process.folder_lock import Holder, read_holder
 from slipway.protocol.decoding import Between, decode_known, decode_rows
 from slipway.protocol.files import (
     HANG_FILE,
@@ -40,7 +41,6 @@ from slipway.protocol.files import (
     read_run_text,
 )
 from slipway.protocol.phases import Phase
-from slipway.protocol.printable import utc
 
 if TYPE_CHECKING:
     from slipway.launch.verdict.ledger import Ledger
@@ -195,25 +195,6 @@ def read_beat(rank: int, content: Mapping[str, object]) -> Beat | None:
     return decode_known(Beat, {**content, "rank": rank}, required=("phase", "step", "monotonic"))
 
 
-class Holder(NamedTuple):
-    """`launcher.json`: where a launcher runs, its process with the start in clock ticks, and since when it holds a node's folder
-    (Unix seconds). `job`: the nonce of the job of several nodes that it takes part in.
-    """
-
-    host: str
-    pid: int
-    space: str  # boot and process namespace; within one, pid and start identify a process for certain
-    started: int
-    since: float
-    token: str
-    job: str = ""
-
-    @property
-    def text(self) -> str:
-        """How people read it."""
-        return f"the launcher with process id {self.pid} on {self.host}, since {utc(self.since)}"
-
-
 class RankLog(NamedTuple):
     """A log in a node's folder: that of a rank, `rank-N`, or of what started the ranks."""
 
@@ -243,12 +224,12 @@ class NodeDirectory(NamedTuple):
 
     @property
     def lock(self) -> Path:
-        """The file that says which launcher holds this folder."""
+        """The file that says which process holds this folder."""
         return self.file(LAUNCHER_FILE)
 
     @property
     def holder(self) -> Holder | None:
-        """The launcher that holds this folder, or held it until it was killed; None without one."""
+        """The process that holds this folder, or held it until it was killed; None without one."""
         return read_holder(self.lock)
 
     @property
@@ -343,11 +324,6 @@ class NodeDirectory(NamedTuple):
     def trace_answer(self) -> TraceAnswer:
         """How far the newest request to trace is."""
         return read_record(TraceAnswer, self.path / TRACE_FILE)
-
-
-def read_holder(lock: Path) -> Holder | None:
-    """The launcher that a lock file names; None where there is no such file or it makes no sense."""
-    return decode_known(Holder, read_json(lock))
 
 
 def read_stop(file: Path) -> str:

@@ -89,15 +89,22 @@ def numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def require_same_arguments(own: Sequence[str], stored: Sequence[str], run_dir: str) -> None:
     """Raise ConfigurationError where a script without launcher was started with other arguments than the run in its folder."""
-    before, now = options_of(stored), options_of(own)
-    if sorted(before) != sorted(now):
-        had = shlex.join(word for each in before if each not in now for word in each)
-        has = shlex.join(word for each in now if each not in before for word in each)
+    had, has = differing_options(stored, own)
+    if had:
         raise ConfigurationError(
-            f"The run in {run_dir} was started with other arguments: it had {had or 'no others'}, and this start has "
-            f"{has or 'no others'}. Start a new run in another folder: SLIPWAY_RUN_DIR=PATH; or go on with this one all the "
-            "same: SLIPWAY_RESUME=auto."
+            f"The run in {run_dir} was started with other arguments: it had {had}, and this start has {has}. Start a new run in "
+            "another folder: SLIPWAY_RUN_DIR=PATH; or go on with this one all the same: SLIPWAY_RESUME=auto."
         )
+
+
+def differing_options(stored: Sequence[str], own: Sequence[str]) -> tuple[str, str]:
+    """Return which of the arguments of two starts the other has not, as one would type them; empty texts where there are none."""
+    before, now = options_of(stored), options_of(own)
+    if sorted(before) == sorted(now):
+        return "", ""
+    had = shlex.join(word for each in before if each not in now for word in each)
+    has = shlex.join(word for each in now if each not in before for word in each)
+    return had or "no others", has or "no others"
 
 
 def options_of(arguments: Sequence[str]) -> list[list[str]]:

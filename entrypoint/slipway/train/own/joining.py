@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +19,16 @@ import torch
 import torch.distributed as dist
 
 from slipway.options.paths import require_local
+from slipway.process.folder_lock import FolderLock, Holder, is_alive, is_here, name_of, read_holder, this_process
 from slipway.protocol.files import (
     HEARTBEATS,
     HONOURS_STOP,
+    LAUNCHER_FILE,
     NO_FILE,
     NODE,
     STOP_FILE,
     held_below,
+    held_folder,
     rank_file,
     touch_run_file,
     write_passing_json,
@@ -31,6 +36,8 @@ from slipway.protocol.files import (
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.redact import redact_words
+from slipway.train.own.declared import differing_options
 from slipway.train.worker.context import Context, pass_over_stops
 from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import COLLECTIVE_TIMEOUT, Place, read_place, silent_stdout
@@ -66,38 +73,78 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
         with silent_stdout(), told_if_late(dist.get_rank()):
             side = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     place = read_place(environ) if is_launched(environ) else place_without_launcher(environ)
-    fenced = place.is_writer
+    if not is_launched(environ):
+        make_node_folder(place)
     heartbeat = Heartbeat(
-        rank_file(place.node_dir, HEARTBEATS, place.rank), (lambda: place.superseded) if fenced else lambda: False
+        rank_file(place.node_dir, HEARTBEATS, place.rank),
+        lambda: context.place.is_writer and context.place.superseded,
     )
     context = Context(place, device, side, heartbeat)
     if is_launched(environ):
         touch_run_file(place.node_dir / HONOURS_STOP)
     else:
-        make_node_folder(place, clears=context.is_local_leader)
         context.place = replace(place, shared=is_shared(context, environ))
+        context.place = replace(context.place, lock=lock_folder(context))
+        if context.is_local_leader:  # a stop flag of an earlier process
+            with held_folder(place.node_dir) as folder:
+                (folder / STOP_FILE).unlink(missing_ok=True)
         kept = f"snapshots on the disk only, in {place.run_dir}" if keeps else "no restarts"
         context.say(f"slipway.resume without its launcher: {kept}")
     context.beat(Phase.SETUP)
     return context, heartbeat
 
 
-def make_node_folder(place: Place, *, clears: bool) -> None:
-    """Make this node's folder where there is no launcher; `clears`: a stop flag of an earlier process is removed from it.
-
-    Raises ConfigurationError where somebody has put a link in its place.
-    """
+def make_node_folder(place: Place) -> None:
+    """Make this node's folder if there is no launcher. Raises ConfigurationError if somebody has put a link in its place."""
     place.run_dir.mkdir(parents=True, exist_ok=True)
     try:
-        with held_below(place.run_dir, [place.node_dir.name], make=True) as folder:
-            if clears:
-                (folder / STOP_FILE).unlink(missing_ok=True)
+        with held_below(place.run_dir, [place.node_dir.name], make=True):
+            pass
     except OSError as error:
         if error.errno not in NO_FILE:
             raise
         raise ConfigurationError(
             f"{error.filename} {error.strerror}. Remove it, or set SLIPWAY_RUN_DIR to a folder of yours."
         ) from None
+
+
+def lock_folder(context: Context) -> FolderLock | None:
+    """Hold this node's folder as a launcher does, on ranks that write snapshots, until the run ends.
+
+    Raises ConfigurationError, on all ranks, while another process trains in the run directory.
+    """
+    place, lock, refused = context.place, None, ""
+    if place.is_writer:
+        lock, words = FolderLock(place.node_dir / LAUNCHER_FILE), tuple(redact_words(sys.argv))
+        try:
+            for file in place.node_dir.glob("launcher-*.json"):  # with a launcher for each process
+                refuse_held(file, read_holder(file), words)
+            lock.take(
+                this_process(time.time(), script=words),
+                lambda holder: refuse_held(place.node_dir / LAUNCHER_FILE, holder, words),
+            )
+        except ConfigurationError as error:
+            lock, refused = None, str(error)
+    by = [rank for rank, each in enumerate(context.gather_number(bool(refused))) if each]
+    if by:
+        if lock:
+            lock.release()
+        raise ConfigurationError(context.share_text(refused, by[0]))
+    return lock
+
+
+def refuse_held(file: Path, holder: Holder | None, words: Sequence[str]) -> None:
+    """Raise ConfigurationError while another process than this one holds the folder of a lock file; `words`: our command line."""
+    if (holder and is_here(holder) and holder.pid == os.getpid()) or not is_alive(file):
+        return
+    run = file.parent.parent
+    had, has = differing_options(holder.script[1:], words[1:]) if holder and holder.script else ("", "")
+    arguments = f" (it has {had}, and this start has {has})" if had else ""
+    raise ConfigurationError(
+        f"The run directory {run} is in use by {name_of(holder)}{arguments}. Two trainings in one folder would mix "
+        "their snapshots. Give this one a folder of its own: SLIPWAY_RUN_DIR=PATH; or wait for the other, or end it: "
+        f"`slipway stop {shlex.quote(str(run))}`."
+    )
 
 
 @contextmanager

@@ -712,6 +712,8 @@ class ResumableRun:
     def _let_go(self) -> None:
         self._heartbeat.close()
         self._unsaved.close()
+        if lock := self._context.place.lock:
+            lock.release()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

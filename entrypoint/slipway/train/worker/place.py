@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from slipway.process.folder_lock import FolderLock
 from slipway.protocol.files import newest_attempt
 from slipway.protocol.memory import BUFFERS, VARIABLE
 
@@ -39,6 +40,8 @@ class Place:
         str, ...
     ] = ()  # paths of two buffers for snapshots in memory, of which each process of a node has its own
 
+    lock: FolderLock | None = None  # of a script that no launcher started
+
     @property
     def is_writer(self) -> bool:
         """Whether this worker reads and writes snapshots: the first of the job, or of each node if the disk is not shared."""
@@ -46,8 +49,8 @@ class Place:
 
     @property
     def superseded(self) -> bool:
-        """Whether another launcher took over the run because ours seemed dead: it was frozen or cut off."""
-        return 0 < self.attempt < newest_attempt(self.run_dir)
+        """Whether somebody else took over the run because our launcher, or this script, seemed dead: it was frozen or cut off."""
+        return bool(self.lock and self.lock.lost) or 0 < self.attempt < newest_attempt(self.run_dir)
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
