@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -387,6 +389,69 @@ def written(path: Path, content: str | bytes) -> Path:
 def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
     assert said in refused(written(tmp_path / name, content), "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        json.dumps,
+        partial(json.dumps, indent=2, ensure_ascii=False),
+        lambda every: "\r\n" + json.dumps(every, indent="\t").replace("\n", "\r\n") + "\r\n",
+        lambda every: "\n".join(json.dumps(each, indent=1) for each in every),
+        lambda every: json.dumps(every[:20]) + "\n" + json.dumps(every[20:]) + "\n",
+    ],
+)
+def test_a_json_array_gives_the_same_texts_as_json_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mark: str, form: Callable[[list[object]], str]
+) -> None:
+    every = [*documents(40), 'a "quote" \\ and {[\n]} ñ \U0001f40b', "x" * 5000]
+    monkeypatch.setattr(inputs, "CHUNK", 97)  # so that objects and characters are cut
+    values = [{"id": number, "text": text, "more": [{"text": "no"}]} for number, text in enumerate(every)]
+    [source] = inputs.find_sources([written(tmp_path / name, mark + form(values))])
+    assert texts_in(source) == every
+    assert source.kind == inputs.JSON
+    [lines] = inputs.find_sources([write_lines(tmp_path / "lines.jsonl", every)])
+    assert (lines.kind, texts_in(lines)) == (inputs.LINES, every)
+
+
+def texts_in(source: inputs.TextSource) -> list[str]:
+    """The documents in a file, as the tokenizer gets them."""
+    spans = [span for piece in inputs.plan_pieces([source], "text", 0.5) for span in piece]
+    return [chunk.text for span in spans for chunk in inputs.read_chunks([source], span, "text", 0.5, zero_ends=True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[\n {"text": "x"},\n {"text": "y"}\n', "a.json:4 is no JSON: it ends within an array."),
+        ('[{"text": "x"},\n {"text": "y', "a.json:2 is no JSON: Unterminated string starting at."),
+        ('[{"text": "x"},\n {"text": y}]' + " " * 20, "a.json:2 is no JSON: Expecting value. It has to be an array of"),
+        ('[{"text": "x"},\n "y"]', 'a.json:2 does not contain an object, such as {"text": …}.'),
+        (
+            '{\n "data": [{"text": "x"}]\n}\n',
+            "a.json:1 has no column 'text'. Its columns are: data. Type --column NAME.",
+        ),
+        ('[{"text": 7}]', "a.json:1 'text' is 7, not text; type another --column."),
+        ('[{"text": "x"}]\n}', "a.json:2 is no JSON: Expecting value."),
+        (b'[{"text": "\xe9"}]', "a.json is not UTF-8 (0xe9). If it is text, convert it"),
+        ('[{"text": "\\u0000"}]', "contains the NUL character"),
+    ],
+)
+def test_json_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, content: str | bytes, said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        texts_in(*inputs.find_sources([written(tmp_path / "a.json", content)]))
+    assert said in str(error.value)
+
+
+def test_a_json_array_becomes_tokens(tmp_path: Path) -> None:
+    every = documents(40)
+    array = written(tmp_path / "a.json", json.dumps([{"text": text} for text in every]))
+    assert "1 file (JSON), " in run(array, "--out", tmp_path / "out")
+    run(write_lines(tmp_path / "a.jsonl", every), "--out", tmp_path / "lines")
+    for part in ("train", "validation"):
+        assert tokens(read_folder(tmp_path / "out"), part) == tokens(read_folder(tmp_path / "lines"), part)
 
 
 def test_an_error_deep_in_a_file_names_its_line(tmp_path: Path) -> None:

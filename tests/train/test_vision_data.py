@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
 import tarfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -411,6 +413,49 @@ def test_pictures_of_any_mode_are_read_in_their_colours_and_without_a_warning(tm
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "float.tiff")
     with pytest.raises(ConfigurationError, match=r"float.tiff cannot be read as a picture \(32 bits"):
         read_picture(tmp_path / "float.tiff")
+
+
+def sixteen_bit_png(pixels: np.ndarray) -> bytes:
+    """A PNG with 16 bits for each value, from (height, width, 1 to 4), which Pillow cannot write in colour."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, (0, 4, 2, 6)[channels - 1], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    packed = [
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+@pytest.mark.parametrize(("bits", "shift"), [(16, 8), (12, 4), (10, 2), (8, 0), (5, 0)])
+@pytest.mark.parametrize(
+    "kind", ["grey", "grey with alpha", "colour", "colour with alpha", "tiff", "a tenth is of 8 bits"]
+)
+def test_pictures_of_12_bits_in_16_keep_their_brightness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, bits: int, shift: int
+) -> None:
+    grey = (np.arange(64 * 64).reshape(64, 64) * (2**bits - 1) // (64 * 64 - 1)).astype(np.uint16)
+    for name, values in (("dark", grey // 2), ("light", grey)):
+        for number in range(10):
+            (folder := tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            if kind == "tiff":
+                Image.fromarray(values).save(folder / f"{number}.tiff")
+            elif kind == "a tenth is of 8 bits" and number == 3:
+                Image.fromarray((values >> shift).astype(np.uint8)).save(folder / f"{number}.png")
+            else:
+                opaque = [np.full_like(values, 65535)] if "alpha" in kind else []
+                layers = [values] * (3 if "colour" in kind else 1) + opaque
+                (folder / f"{number}.png").write_bytes(sixteen_bit_png(np.stack(layers, -1)))
+    data: Pictures = open_folder(tmp_path / "data", 56, Variation(0, False, 0), (None, None), 2, context(tmp_path))
+    shown, labels = data.evaluation(torch.arange(2))
+    assert labels.tolist() == [0, 1]
+    wanted = (grey >> shift)[4:60, 4:60].astype(int)
+    assert np.abs(shown[1, ..., 0].numpy().astype(int) - wanted).max() <= 1
+    assert abs(float(shown[0].float().mean()) - wanted.mean() / 2) < 1.5
+    assert shown.shape == (2, 56, 56, 3)
+    told = f"16-bit pictures: values up to {2**bits - 1:,} ({bits} bits), so all are shifted right by {shift} bits\n"
+    assert capsys.readouterr().out.count(told) == 1
+    assert (f"shifted by {shift}" in data.identity) == (shift != 8)
 
 
 @pytest.mark.parametrize("part", ["train", "val"])

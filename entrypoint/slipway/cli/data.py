@@ -111,7 +111,7 @@ def prepare_data(
 ) -> None:
     """Turn text into tokens that `--dataset tokens:DIR` trains on.
 
-    INPUT is text, JSON lines (.jsonl, .ndjson, .json) or parquet (.parquet), or a folder of such files.
+    INPUT is text, JSON (.jsonl, .ndjson, .json) or parquet (.parquet), or a folder of such files.
     """
     from slipway.options.dataset import check_tokenizer
     from slipway.train.text.coverage import judge_coverage

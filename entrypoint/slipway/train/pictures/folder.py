@@ -10,14 +10,19 @@ import hashlib
 import math
 import os
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from slipway.protocol.mistake import ConfigurationError
@@ -33,6 +38,9 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the part that is cut out for training (torchvision's RandomResizedCrop)
 MARGIN = 256 / 224  # for evaluation, how much longer the scaled shorter side is than the part cut from the middle
 LONGEST = 20  # times the shorter side: a longer picture is cut before it is scaled
+UPPER = 8  # bits by which a value of 16 bits is shifted if all of them are used
+SIXTEEN = (".png", ".apng", ".tif", ".tiff", ".pgm", ".pnm", ".jp2")  # files that may have 16 bits for each value
+LOOKED_AT, STRETCH = 10_000, 64  # of them, at most, for their largest value; so many between two signs of life
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -48,7 +56,8 @@ def open_folder(
     train, evaluation = (
         spread_evenly(part, limit) for part, limit in zip((files.train, files.evaluation), limits, strict=True)
     )
-    reader = Reader(train, evaluation, size, variation, threads, context.device)
+    shift = find_shift((*train, *evaluation), threads, context)
+    reader = Reader(train, evaluation, size, variation, threads, context.device, shift)
     names = hashlib.sha256(b"\0".join(os.fsencode(path.relative_to(root)) for path, _ in (*train, *evaluation)))
     return Pictures(
         classes=files.classes,
@@ -59,7 +68,8 @@ def open_folder(
         train=reader.take,
         judged=len(evaluation),
         evaluation=reader.judge,
-        identity=f"folder of {len(train)} + {len(evaluation)} pictures, names {names.hexdigest()[:16]}, {size} pixels",
+        identity=f"folder of {len(train)} + {len(evaluation)} pictures, names {names.hexdigest()[:16]}, {size} pixels"
+        + (f", shifted by {shift}" if shift != UPPER else ""),
         on_host=True,
     )
 
@@ -74,13 +84,14 @@ class Reader:
     variation: Variation
     threads: int
     device: torch.device
+    shift: int  # see `find_shift`
 
     def take(self, indices: torch.Tensor, keys: torch.Tensor) -> Batch:
         """Return a training batch, decoded in this thread: the loader has its own threads."""
         chosen = [self.train[index] for index in indices.tolist()]
         pictures = self.stack(
             [
-                varied(path, self.size, key, self.variation.flip)
+                varied(path, self.size, key, self.variation.flip, self.shift)
                 for (path, _), key in zip(chosen, keys.tolist(), strict=True)
             ]
         )
@@ -91,7 +102,7 @@ class Reader:
         """Return an evaluation batch, decoded by threads that end with the call, so nothing has to be closed."""
         chosen = [self.evaluation[index] for index in indices.tolist()]
         with ThreadPoolExecutor(max(1, self.threads)) as pool:
-            pictures = list(pool.map(lambda file: centred(file[0], self.size), chosen))
+            pictures = list(pool.map(lambda file: centred(file[0], self.size, self.shift), chosen))
         return self.send(self.stack(pictures), chosen)
 
     def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -115,9 +126,9 @@ def spread_evenly(files: Sequence[tuple[Path, int]], limit: int | None) -> Seque
     return [files[place * len(files) // limit] for place in range(limit)]
 
 
-def varied(path: Path, size: int, key: int, flip: bool) -> torch.Tensor:
+def varied(path: Path, size: int, key: int, flip: bool, shift: int) -> torch.Tensor:
     """Return a picture for training: a part of it, scaled, and mirrored half of the time, as `key` decides."""
-    picture, chance = read_picture(path), random.Random(key)
+    picture, chance = read_picture(path, shift), random.Random(key)
     box = choose_box(picture.shape[1], picture.shape[2], chance)
     cut: torch.Tensor = functional.resized_crop(picture, *box, [size, size], InterpolationMode.BILINEAR, antialias=True)
     return functional.horizontal_flip(cut) if flip and chance.random() < 0.5 else cut
@@ -135,10 +146,10 @@ def choose_box(height: int, width: int, chance: random.Random) -> Box:
     return (height - high) // 2, (width - wide) // 2, high, wide
 
 
-def centred(path: Path, size: int) -> torch.Tensor:
+def centred(path: Path, size: int, shift: int = UPPER) -> torch.Tensor:
     """Return a picture for evaluation: scaled, and cut from the middle."""
     scaled = functional.resize(
-        without_ends(read_picture(path)), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True
+        without_ends(read_picture(path, shift)), [round(size * MARGIN)], InterpolationMode.BILINEAR, antialias=True
     )
     result: torch.Tensor = functional.center_crop(scaled, [size, size])
     return result
@@ -157,19 +168,83 @@ def without_ends(picture: torch.Tensor) -> torch.Tensor:
     return middle
 
 
-def read_picture(path: Path) -> torch.Tensor:
-    """Return a picture as uint8 (3, height, width). Raises ConfigurationError if it cannot be read."""
+def find_shift(files: Sequence[tuple[Path, int]], threads: int, context: Context) -> int:
+    """Return by how many bits pictures with 16 bits for each value are shifted right: one number for all of them.
+
+    It is the smallest with which the largest value becomes 255 or less: cameras and scanners often use 12 of the bits. It is
+    said if there are such pictures. Looks at LOOKED_AT of the files at most. By every rank.
+    """
+    able = [file for file in files if file[0].suffix.lower() in SIXTEEN]
+    chosen = spread_evenly(able, LOOKED_AT)
+    own = [path for path, _ in chosen[context.place.rank :: context.place.world_size]]
+    counts = [0] * 18  # pictures of 8 bits; then those of 16, by the number of bits in their largest value
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        for start in range(0, len(own), STRETCH):
+            for place in pool.map(count_bits, own[start : start + STRETCH]):
+                counts[place] += 1
+            context.beat(Phase.PREPARE)
+            if counts[-1]:  # no value is larger
+                break
+    used = [bits for bits, count in enumerate(context.total(*counts)[1:]) if count]
+    if not used:
+        return UPPER
+    shift = max(0, used[-1] - 8)
+    rest = f"; {len(chosen):,} of {len(able):,} files were read for this, and larger values become white"
+    context.say(
+        f"16-bit pictures: values up to {2 ** used[-1] - 1:,} ({used[-1]} bits), so all are shifted right by {shift} "
+        f"bits{rest if shift < UPPER and len(chosen) < len(able) else ''}"
+    )
+    return shift
+
+
+def count_bits(path: Path) -> int:
+    """Return 1 + the number of bits in the largest value of a picture with 16 bits; 0 for others, and if it cannot be read."""
+    try:
+        with opened(path) as (image, file):
+            values = sixteen_bits(image, file)
+    except ConfigurationError:  # raised again when the picture is used
+        return 0
+    return 0 if values is None else 1 + int(values.max()).bit_length()
+
+
+def read_picture(path: Path, shift: int = UPPER) -> torch.Tensor:
+    """Return a picture as uint8 (3, height, width); `shift` as of `find_shift`. Raises ConfigurationError if it is damaged."""
+    with opened(path) as (image, file):
+        values = sixteen_bits(image, file)
+        if values is not None:
+            image = Image.fromarray(np.minimum(values >> shift, 255).astype(np.uint8))
+        picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
+    return picture
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Image.Image, BinaryIO]]:
+    """A picture and its file. Raises ConfigurationError if it cannot be opened, or not be read within the block."""
     try:
         # Given a path, Pillow maps an uncompressed TIFF into memory and mixes up the rows if EXIF rotates it by 90 degrees.
         with path.open("rb") as file, Image.open(file) as image:
-            picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
+            yield image, file
     except PermissionError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, RuntimeError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
         told = explain_pointer(path) or f"{path} cannot be read as a picture ({reason}). Remove or replace it."
         raise ConfigurationError(told) from None
-    return picture
+
+
+def sixteen_bits(image: Image.Image, file: BinaryIO) -> npt.NDArray[np.uint16] | None:
+    """Return the values of an upright picture with 16 bits for each, (height, width) or (height, width, 3); None of others."""
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        return np.asarray(upright(image)).astype(np.uint16)
+    if image.mode == "CMYK" or not re.search(";16[BLN]", str([tile.args for tile in image.tile])):
+        return None
+    if image.format != "PNG":  # Pillow reads the upper half of each value
+        return np.asarray(upright(image).convert("RGB")).astype(np.uint16) << 8
+    image.load()  # which says what is wrong with a damaged file
+    file.seek(0)
+    content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    values: torch.Tensor = decode_image(content, ImageReadMode.RGB, apply_exif_orientation=True)
+    return values.permute(1, 2, 0).numpy()
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -184,8 +259,6 @@ def upright(image: Image.Image) -> Image.Image:
 
 def in_colour(image: Image.Image) -> Image.Image:
     """Convert an image of any mode to RGB, 8 bits per colour. Raises ValueError if the value of white is unknown."""
-    if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip everything above 255
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError("32 bits for each pixel, for which the white level is unknown")
     # Pillow warns about a palette with transparency unless it is converted through RGBA.

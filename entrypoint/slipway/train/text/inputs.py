@@ -7,6 +7,7 @@ Neither torch nor numpy is needed here, pyarrow only for parquet files.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ from slipway.train.text.encodings import (
 from slipway.train.text.files import is_validation
 
 TRAIN, VALIDATION, NEITHER = "train", "validation", "neither"
-TEXT, LINES, PARQUET = "text", "JSON lines", "parquet"
+TEXT, LINES, JSON, PARQUET = "text", "JSON lines", "JSON", "parquet"
 SHOWN = 12  # names in a message
 
 
@@ -99,7 +100,8 @@ def sources_in(given: Path, several: bool) -> list[TextSource]:
         else:
             require_text(path, given)
         state, name = path.stat(), path.relative_to(given.parent).as_posix()
-        sources.append(TextSource(str(path.absolute()), name, kind, state.st_size, state.st_mtime_ns))
+        own = JSON if kind == LINES and spans_lines(path) else kind
+        sources.append(TextSource(str(path.absolute()), name, own, state.st_size, state.st_mtime_ns))
     return sources
 
 
@@ -245,6 +247,8 @@ def all_spans(sources: Sequence[TextSource], column: str, share: float) -> Itera
             continue
         if source.kind == TEXT:
             texts.append(number)
+        elif source.kind == JSON:
+            yield Span(number, 0, source.size, source.size, source.part)
         elif source.kind == LINES:
             for start in range(0, source.size, PIECE):
                 stop = min(start + PIECE, source.size)
@@ -353,7 +357,7 @@ def read_chunks(
     if source.kind == TEXT:
         yield from read_text_file(source, span)
         return
-    read = read_json_lines if source.kind == LINES else read_rows
+    read = {LINES: read_json_lines, JSON: read_json, PARQUET: read_rows}[source.kind]
     for text in read(source, span, column):
         if text:
             if "\0" in text and (zero_ends or guess_wide(text.encode())):
@@ -413,6 +417,11 @@ def text_in_line(line: bytes, column: str) -> str | None:
         raise ValueError(f"is not UTF-8: byte {error.object[error.start]:#04x}.") from None
     except ValueError as error:
         raise ValueError(f"is no JSON: {error}. JSON lines have one object in each line.") from None
+    return text_in(value, column)
+
+
+def text_in(value: object, column: str) -> str | None:
+    """Return the text in an object of JSON. Raises ValueError with what is wrong with it."""
     if not isinstance(value, dict):
         raise ValueError(f"does not contain an object, such as {{{json.dumps(column)}: …}}.")
     if column not in value:
@@ -422,6 +431,62 @@ def text_in_line(line: bytes, column: str) -> str | None:
         raise ValueError(f"{column!r} is {json.dumps(text)[:40]}, not text; type another --column.")
     # JSON can represent half a character (a lone surrogate), which UTF-8 cannot.
     return text.encode(errors="replace").decode() if text else text
+
+
+def spans_lines(path: Path) -> bool:
+    """Whether a file of JSON is an array or has an object over several lines, so that it is not JSON lines."""
+    with path.open("rb") as file:
+        head = file.read(SIGHT).removeprefix(codecs.BOM_UTF8).lstrip()
+    line, newline, _ = head.partition(b"\n")
+    try:
+        if newline:
+            json.loads(line)
+    except UnicodeDecodeError:
+        pass
+    except ValueError:
+        return True
+    return head.startswith(b"[")
+
+
+BETWEEN = re.compile(r"[\s,]*")  # two objects
+
+
+def read_json(source: TextSource, span: Span, column: str) -> Iterator[str | None]:
+    """Yield the texts of the objects in a JSON array, or of objects one after another. CHUNK or one object is in memory."""
+    path, decode = Path(source.path), json.JSONDecoder().raw_decode
+    text, at, line, inside, ended = "", 0, 1, False, False
+    with path.open(encoding="utf-8-sig") as file:
+        while True:
+            begin = BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+            line, at = line + text.count("\n", at, begin), begin
+            problem = "it ends within an array" if inside else ""
+            if text.startswith("]" if inside else "[", at):
+                inside, at = not inside, at + 1
+                continue
+            if at < len(text):
+                try:
+                    value, end = decode(text, at)
+                    yield text_in(value, column)
+                    line, at = line + text.count("\n", at, end), end
+                    continue
+                except json.JSONDecodeError as error:
+                    problem = error.msg
+                    # Otherwise the rest of the object may not have been read yet.
+                    ended |= not problem.startswith("Unterminated string") and error.pos < len(text) - 10
+                    line += text.count("\n", at, error.pos) if ended else 0
+                except ValueError as error:
+                    raise ConfigurationError(f"{path}:{line} {error}") from None
+            if ended and problem:
+                raise ConfigurationError(
+                    f"{path}:{line} is no JSON: {problem}. It has to be an array of objects, or objects one after another."
+                )
+            if ended:
+                return
+            try:
+                more = file.read(max(CHUNK, len(text) - at))
+            except UnicodeDecodeError as error:
+                raise not_utf8(str(path), error.object[error.start], path) from None
+            text, at, ended = text[at:] + more, 0, not more
 
 
 def number_of(path: Path, place: int) -> int:
@@ -448,7 +513,7 @@ def read_rows(source: TextSource, span: Span, column: str) -> Iterator[str | Non
 def explain_zero(source: TextSource, column: str) -> str:
     """Return the message for a document of JSON lines or parquet that contains the character 0, with what to do."""
     path = Path(source.path)
-    if source.kind == LINES:
+    if source.kind != PARQUET:
         command = f"sed 's/\\\\u0000//g' {shlex.quote(str(path))} > NEW{path.suffix}"
     else:
         command = python_command(
