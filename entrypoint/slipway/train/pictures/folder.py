@@ -21,7 +21,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms.v2 import InterpolationMode, functional
 
@@ -211,14 +211,13 @@ def read_picture(path: Path, shift: int = UPPER) -> torch.Tensor:
     """Return a picture as uint8 (3, height, width); `shift` as of `find_shift`. Raises ConfigurationError if it is damaged."""
     with opened(path) as (image, file):
         values = sixteen_bits(image, file)
-        if values is not None:
-            image = Image.fromarray(np.minimum(values >> shift, 255).astype(np.uint8))
-        picture: torch.Tensor = functional.pil_to_tensor(in_colour(upright(image)))
+        shown = upright(image) if values is None else Image.fromarray(np.minimum(values >> shift, 255).astype(np.uint8))
+        picture: torch.Tensor = functional.pil_to_tensor(in_colour(shown))
     return picture
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Image.Image, BinaryIO]]:
+def opened(path: Path) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
     """A picture and its file. Raises ConfigurationError if it cannot be opened, or not be read within the block."""
     try:
         # Given a path, Pillow maps an uncompressed TIFF into memory and mixes up the rows if EXIF rotates it by 90 degrees.
@@ -232,14 +231,14 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, BinaryIO]]:
         raise ConfigurationError(told) from None
 
 
-def sixteen_bits(image: Image.Image, file: BinaryIO) -> npt.NDArray[np.uint16] | None:
+def sixteen_bits(image: ImageFile.ImageFile, file: BinaryIO) -> npt.NDArray[np.uint16] | None:
     """Return the values of an upright picture with 16 bits for each, (height, width) or (height, width, 3); None of others."""
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         return np.asarray(upright(image)).astype(np.uint16)
     if image.mode == "CMYK" or not re.search(";16[BLN]", str([tile.args for tile in image.tile])):
         return None
     if image.format != "PNG":  # Pillow reads the upper half of each value
-        return np.asarray(upright(image).convert("RGB")).astype(np.uint16) << 8
+        return np.asarray(upright(image).convert("RGB")).astype(np.uint16) << np.uint16(8)
     image.load()  # which says what is wrong with a damaged file
     file.seek(0)
     content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
