@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 from fake_store import FakeStore, Fault, KilledError, calm, is_valid, make_snapshot, steps_in
 from google_stand_in import BUCKET, Google, serve_google
+from ports import take_port
 from store_contract import CONTRACT
 
 from slipway.launch.run_directory.bookkeeping import write_ledger
 from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.ledger import Ledger
 from slipway.protocol.files import MANIFEST, RUN_FILE, SUSPECT, newest_step
+from slipway.protocol.proxies import proxy_variable
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
@@ -731,6 +733,56 @@ def test_an_answer_of_a_bucket_is_final_or_worth_another_try(said: str, kind: ty
 
     with pytest.raises(kind, match=r"s3://bucket: .*Generic S3 error"), as_store_errors("s3://bucket"):
         raise exceptions.GenericError(f"Generic S3 error: {said}\n\nDebug source:\nGeneric {{}}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "variable"),
+    [
+        ({}, "https://host", ""),
+        ({"HTTPS_PROXY": "http://p:1"}, "https://host", "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://p:1"}, "http://host", ""),
+        ({"http_proxy": "p:1", "ALL_PROXY": "q:1"}, "http://host", "http_proxy"),
+        ({"http_proxy": "p:1", "all_proxy": "socks5://q:1"}, "https://host", "all_proxy"),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, "https://host", ""),
+        ({"HTTPS_PROXY": "http://p:1", "no_proxy": "a, *"}, "https://10.0.0.7", ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a,.example.com"}, "https://b.example.com", ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "ample.com"}, "https://b.example.com", "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "https://10.0.0.7", ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "https://11.0.0.7", "HTTPS_PROXY"),
+    ],
+)
+def test_the_variable_with_the_proxy_of_a_request_is_known(variables: dict[str, str], url: str, variable: str) -> None:
+    scheme, _, host = url.partition("://")
+    assert proxy_variable(scheme, host, variables) == variable
+
+
+def test_a_proxy_that_does_not_answer_is_named_without_its_password_and_no_proxy_is_heeded(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = pytest.importorskip("slipway.store.cloud")
+    monkeypatch.setattr(cloud, "RETRIES", {"max_retries": 0})
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:hunter2@127.0.0.1:{take_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(
+        UnreachableError, match=r"through the proxy in HTTP_PROXY: .*set NO_PROXY=127\.0\.0\.1 if"
+    ) as error:
+        open_store(parse_store(f"gs://{BUCKET}/runs")).list_folders("")
+    assert "hunter2" not in str(error.value)
+    monkeypatch.setenv("NO_PROXY", "*")
+    assert open_store(parse_store(f"gs://{BUCKET}/runs")).list_folders("") == []
+
+
+@pytest.mark.parametrize("kind", ["external_account", "impersonated_service_account", "gdch_service_account"])
+def test_a_file_of_google_that_cannot_be_used_is_named_with_the_kinds_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    pytest.importorskip("obstore")
+    (tmp_path / "key.json").write_text(json.dumps({"type": kind, "private_key": "hunter2"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    says = "file of GOOGLE_APPLICATION_CREDENTIALS has to be of the type service_account or authorized_user"
+    with pytest.raises(StoreRefusedError, match=says) as error:
+        open_store(parse_store("gs://test"))
+    assert "hunter2" not in str(error.value)
 
 
 def test_only_an_object_that_is_read_can_be_missing() -> None:

@@ -18,6 +18,7 @@ import obstore
 from obstore import exceptions
 
 from slipway.protocol.files import LARGEST
+from slipway.protocol.proxies import explain_proxy_use, proxy_variable, uses_no_proxy
 from slipway.protocol.redact import redact
 from slipway.store.address import StoreAddress
 from slipway.store.objects import MissingObjectError, ObjectFacts, StoreRefusedError, UnreachableError
@@ -72,6 +73,10 @@ RETRIED = frozenset({408, 409, 423, 425, 429})
 UNKNOWN_REQUEST = (405, 501)  # of a server that does not know a request
 SIGNED = timedelta(minutes=10)  # for which an address that is signed is valid; clocks differ
 TIMEOUT = "RequestTimeout"  # of S3, with status 400
+# An answer of a proxy, or none of it: the address that was asked, whose kind decides which proxy it was.
+SILENCE = re.compile(r"(https?)://([^/\s:?]+).*(?:error sending request|status code: (?:407|50[234]))", re.DOTALL)
+ALL_HOSTS = "*,0.0.0.0/0,::/0"  # for the library, whose * does not stand for addresses
+KEY_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS")
 
 
 @contextmanager
@@ -114,10 +119,13 @@ def _is_wrong(said: str) -> bool:
 
 def _explain(name: str, error: BaseException) -> str:
     """What an error means for the store of this name."""
+    proxied, asked = "", SILENCE.search(str(error).partition("\n\nDebug source")[0])
+    if asked and not CODE.search(str(error)) and (variable := proxy_variable(asked[1], asked[2], os.environ)):
+        proxied = f". {explain_proxy_use(variable, asked[2])}"
     if any(host in str(error) for host in METADATA):
         wanted = CREDENTIALS[name.partition(":")[0]]
-        return f"{name}: {wanted} are not set, and this machine has no credentials of its own: {_short(error)}"
-    return f"{name}: {_short(error)}"
+        return f"{name}: {wanted} are not set, and this machine has no credentials of its own: {_short(error)}{proxied}"
+    return f"{name}: {_short(error)}{proxied}"
 
 
 def _short(error: BaseException) -> str:
@@ -144,7 +152,16 @@ class CloudStore:
         try:
             self._bucket = open_bucket(address, environ)
         except (exceptions.BaseError, OSError) as error:  # no request was sent, so a setting is wrong
-            raise StoreRefusedError(f"{self._name}: {_short(error)}") from None
+            wrong = ""
+            if "service account file" in str(error):
+                set_by = next(
+                    (name for name in KEY_FILES if environ.get(name)), "gcloud auth application-default login"
+                )
+                wrong = (
+                    f". The file of {set_by} has to be of the type service_account or authorized_user; others, such as "
+                    "external_account, cannot be used. On a machine of Google's, unset the variable to use the machine's account"
+                )
+            raise StoreRefusedError(f"{self._name}: {_short(error)}{wrong}") from None
 
     def list_objects(self, prefix: str) -> dict[str, int]:
         """As ObjectStore says."""
@@ -293,6 +310,8 @@ def open_bucket(address: StoreAddress, environ: Mapping[str, str]) -> AzureStore
     endpoint = read_endpoint(address.scheme, environ)
     if endpoint.startswith("http://"):
         client["allow_http"] = True
+    if uses_no_proxy(environ):
+        client |= {"proxy_url": "http://unused.invalid", "proxy_excludes": ALL_HOSTS}
     more: dict[str, Any] = {"client_options": client, "retry_config": RETRIES}
     if endpoint:
         more["base_url" if address.scheme == "gs" else "endpoint"] = endpoint

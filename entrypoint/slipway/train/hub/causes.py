@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from slipway.protocol.errors import DISK_ERRORS
 from slipway.protocol.mistake import ConfigurationError, ExplainedError, did_you_mean
 from slipway.protocol.printable import listed
+from slipway.protocol.proxies import explain_proxy_use, proxy_variable
 from slipway.protocol.redact import redact
 
 if TYPE_CHECKING:
@@ -161,14 +162,19 @@ def explain_silence(error: BaseException) -> str:
     from httpx2 import ConnectError, TimeoutException
 
     causes, hub = list(chain(error)), hub_address()
+    scheme, _, host = hub.partition("://")
+    host = host.partition("/")[0].partition(":")[0]
+    variable = proxy_variable(scheme, host, os.environ)
+    proxied = f" {explain_proxy_use(variable, host)}" if variable else ""
     unresolved = [cause for cause in causes if isinstance(cause, socket.gaierror)]
     if unresolved:
-        return f"The name of the Hub, {hub}, cannot be resolved here ({unresolved[0].strerror}): is there a network, a DNS?"
+        why = f"cannot be resolved here ({unresolved[0].strerror}): is there a network, a DNS?"
+        return f"The name of the Hub, {hub}, {why}{proxied}"
     if any(isinstance(cause, TimeoutException | TimeoutError) for cause in causes):
-        return f"The Hub, {hub}, does not answer in time."
+        return f"The Hub, {hub}, does not answer in time.{proxied}"
     last = redact("", str(causes[-1])) or type(causes[-1]).__name__
     if any(isinstance(cause, ConnectError) for cause in causes):
-        return f"The Hub, {hub}, cannot be reached ({last})."
+        return f"The Hub, {hub}, cannot be reached ({last}).{proxied}"
     return f"The connection to the Hub, {hub}, was dropped ({last}); nothing of the file was kept. Try again."
 
 
