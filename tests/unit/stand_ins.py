@@ -155,14 +155,19 @@ class FakeNvml:
 
 
 def make_card(
-    number: int, capability: tuple[int, int] = (9, 0), slices: Any = None, cores: Any = None, used: int = 0
+    number: int,
+    capability: tuple[int, int] = (9, 0),
+    slices: Any = None,
+    cores: Any = None,
+    used: int = 0,
+    name: str = "NVIDIA H100",
 ) -> Any:
     """One GPU for FakeNvml; its UUID begins with its number.
 
     `slices`: a list of the UUIDs of MIG slices, with None for a place without one; () where MIG is switched off, None
     where the GPU knows no MIG. `_as_parameter_` is its handle as a pointer, for ctypes. `cores` are those of its NUMA node, None where NVML cannot tell; `used` bytes of memory.
     """
-    facts = {"name": "NVIDIA H100", "capability": capability, "slices": slices, "cores": cores, "used": used}
+    facts = {"name": name, "capability": capability, "slices": slices, "cores": cores, "used": used}
     return {"uuid": f"GPU-{number}a{number}b", "_as_parameter_": 1024 * (number + 1), **facts}
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stand_ins import make_devices, plan_for
 
 from slipway.launch.resolve.devices import Gpu
+from slipway.protocol import binding
 from slipway.protocol.binding import on_cores, own_cores, own_device, read_cores, write_cores
 
 SLICES = tuple(Gpu(0, f"MIG-{letter}", "NVIDIA H100 MIG 1g.10gb", (9, 0)) for letter in "abc")
@@ -54,6 +58,55 @@ def test_each_process_reads_its_own() -> None:
 def test_cores_are_written_as_the_kernel_does(cores: tuple[int, ...], text: str) -> None:
     assert write_cores(cores) == text
     assert read_cores(text) == set(cores)
+
+
+class Kernel:
+    """Answers get_mempolicy and set_mempolicy of x86_64, as libc's syscall does."""
+
+    def __init__(self, mode: int = 0, forbids: tuple[int, ...] = ()) -> None:
+        self.mode, self.forbids, self.set = mode, forbids, list[tuple[int, int]]()
+
+    def syscall(self, number: int, first: Any, mask: Any, size: int, *_: Any) -> int:
+        if number in self.forbids:
+            return -1
+        if number == 239:
+            first._obj.value = self.mode
+        else:
+            self.mode = first
+            self.set.append((first, int.from_bytes(mask or b"", "little")))
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("node", "mode", "forbids", "calls"),
+    [
+        (1, 0, (), [(1, 2), (0, 0)]),
+        (None, 0, (), []),  # one NUMA node alone
+        (1, 3, (), []),  # numactl --interleave
+        (1, 1, (), []),  # numactl --preferred
+        (1, 0, (239,), []),  # as Docker's profile does
+        (1, 0, (238,), []),
+    ],
+)
+def test_memory_comes_from_the_node_of_the_cores_unless_somebody_chose_otherwise(
+    node: int | None, mode: int, forbids: tuple[int, ...], calls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel(mode, forbids)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: kernel)
+    monkeypatch.setattr(binding.os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    monkeypatch.setattr(binding, "near_memory", lambda cores: node)
+    with on_cores(os.sched_getaffinity(0)):
+        assert kernel.set == calls[:1]
+    assert kernel.set == calls
+    assert kernel.mode == mode
+
+
+def test_a_processor_whose_calls_are_unknown_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: kernel)
+    monkeypatch.setattr(binding.os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    monkeypatch.setattr(binding, "near_memory", lambda cores: 0)
+    assert not binding.move_to(os.sched_getaffinity(0))
 
 
 def test_a_child_runs_on_the_cores_it_was_started_on_and_the_launcher_on_all() -> None:

@@ -31,7 +31,7 @@ def test_adapters_that_can_be_used_are_named(tmp_path: Path) -> None:
     assert (row.what, row.level, row.found) == (
         "InfiniBand",
         "ok",
-        "mlx5_0, mlx5_1: device files and library are available",
+        "mlx5_0, mlx5_1: device files and library are available; ports: not active: mlx5_1",
     )
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -408,7 +409,16 @@ def look_at_infiniband(
             ROW, f"{names}, but {LIBRARY} is missing: NCCL uses TCP", "apt-get install libibverbs1 ibverbs-providers"
         )
     else:
-        yield ok(ROW, f"{names}: device files and library are available")
+        yield ok(ROW, f"{names}: device files and library are available{_describe_ports(adapters)}")
+
+
+def _describe_ports(adapters: Iterable[Path]) -> str:
+    """Facts for people: how many ports are active at which rate, and which are not. A port may be without a cable on purpose."""
+    ports = [port for adapter in adapters for port in sorted(adapter.glob("ports/*"))]
+    idle = [port.parts[-3] for port in ports if "ACTIVE" not in read_kernel_file(port / "state")]
+    rates = Counter(read_kernel_file(port / "rate") for port in ports if port.parts[-3] not in idle)
+    told = [f"{count} at {rate.partition(' (')[0]}" for rate, count in rates.items() if rate]
+    return "; ports: " * bool(told or idle) + ", ".join([*told, *([f"not active: {' '.join(idle)}"] if idle else [])])
 
 
 def _loads(load: Callable[[str], object]) -> bool:

@@ -391,7 +391,7 @@ SETTINGS = (
         "--cpu-binding",
         "auto",
         _choice("auto", "none"),
-        "auto: each process runs on the cores of its GPU's NUMA node, if every GPU has a process; none: the system decides.",
+        "auto: each process has cores and memory of its GPU's NUMA node, if every GPU has a process; none: the system decides.",
         "auto|none",
     ),
     Setting(
