@@ -214,13 +214,15 @@ def main() -> int:
         wanted = [name for name in wanted if name in reading]
     if len(wanted) > 1:
         print("== what this machine has", *needs.table(), sep="\n", flush=True)
-    with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder:
-        run, interrupted = Run(wanted, arguments, asked, Path(folder)), False
-        begun = time.monotonic()
-        try:
-            run.run()
-        except KeyboardInterrupt:
-            interrupted = True
+    folder = tempfile.mkdtemp(prefix="tests-")
+    run, interrupted = Run(wanted, arguments, asked, Path(folder)), False
+    begun = time.monotonic()
+    try:
+        run.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:  # not with shutil, whose recursion ends before some tests' trees do
+        subprocess.run(["rm", "--recursive", "--force", "--one-file-system", folder], check=False)
     results = {name: run.results[name] for name in wanted if name in run.results}
     part = "selected tests" if arguments else f"tier {asked.tier}{f', part {asked.share}' if asked.share else ''}"
     print(f"\n== {part}, {(time.monotonic() - begun) / 60:.1f} minutes", *summary(results), sep="\n", flush=True)

@@ -162,7 +162,7 @@ class Client:
         nonce, greeting = "0" * 32, self.receive()
         self.send(Greeting(nonce))
         self._session = Session(key_of(token), listener=greeting.nonce, connector=nonce, listens=False)
-        assert self.receive() == Proof()
+        assert isinstance(self.receive(), Proof)
 
     def introduce(self, info: NodeInfo, *, process: str = "p", token: str = "", clock: float = 0.0, **more: Any) -> Any:
         """Proofs, hello with `more` fields, and node 0's answer. `clock` is how far this node's clock is ahead, in seconds."""

@@ -217,9 +217,9 @@ def test_a_launcher_that_reads_nothing_does_not_hold_up_the_others(launcher: Mak
 
 
 @contextmanager
-def false_node_0(port: int, *messages: object, token: str | None = None) -> Iterator[list[bytes]]:
+def false_node_0(port: int, *messages: object, token: str | None = None, seen: str = "") -> Iterator[list[bytes]]:
     """Somebody listens where node 0 is expected, who knows another token or none, and sends these messages to whoever comes;
-    what it receives.
+    what it receives. `seen`: the address from which it says that others come, if not their own.
     """
     received: list[bytes] = []
 
@@ -228,7 +228,7 @@ def false_node_0(port: int, *messages: object, token: str | None = None) -> Iter
             connection.sendall(GREETING)
             theirs = decode(file.readline()).nonce
             session = Session(key_of(token or ""), listener="0" * 32, connector=theirs, listens=True)
-            for line in map(encode, (wire.Proof(), *messages)):
+            for line in map(encode, (wire.Proof(seen or connection.getpeername()[0]), *messages)):
                 connection.sendall(line if token is None else session.seal(line))
             received.extend(file)
 
@@ -285,6 +285,31 @@ def test_a_launcher_with_a_token_follows_no_node_0_that_does_not_prove_it(
     play(launchers[0])
     launchers[1].join(20)
     assert [one.code for one in launchers] == [0, 0], launchers[1].log
+
+
+def test_nothing_is_said_over_a_connection_that_is_forwarded(
+    launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay that changes nothing has node 0 see another address than the launcher's own."""
+    monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 0.0)
+    token = "a token that nobody guesses"
+    launchers = [launcher(rank, 2, token=token) for rank in range(2)]
+    with false_node_0(port, wire.Welcome(60.0, "far", 30.0), token=token, seen="127.0.0.9") as received:
+        launchers[1].start()
+        wait_until(lambda: received, "an answer")
+        wait_until(lambda: "does not lead straight to node 0" in launchers[1].log, lambda: launchers[1].log)
+    assert {decode(line.partition(b" ")[2]).__class__ for line in received} == {wire.Refused}
+    assert "from 127.0.0.1 arrives as one from 127.0.0.9" in launchers[1].log
+    play(launchers[0])
+    launchers[1].join(20)
+    assert [one.code for one in launchers] == [0, 0], launchers[1].log
+
+
+def test_node_0_says_why_nobody_follows_it_through_a_proxy(launcher: Make) -> None:
+    with waiting_node_0(launcher, token="a token that nobody guesses") as node0, Client(node0.port) as client:
+        client.authenticate("a token that nobody guesses")
+        client.send(wire.Refused(78, "a connection from 10.0.0.9 arrives as one from 127.0.0.1"))
+        wait_until(lambda: "refused 127.0.0.1: a connection from 10.0.0.9 arrives" in node0.log, lambda: node0.log)
 
 
 def test_a_relayed_greeting_proves_nothing(launcher: Make) -> None:

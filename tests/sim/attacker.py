@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from virtual_launcher import Order
+from virtual_network import SEEN_AS
 from virtual_time import HERE, Process
 from world import World
 
@@ -151,7 +152,7 @@ class Attacker:
         info = make_info(1, self._order.nodes, host="attacker", nonce="n")
         seals = self._dice.random() < 0.8
         for message in (
-            wire.Proof(),
+            wire.Proof(writer.get_extra_info("peername")[0]),
             wire.Welcome(60, "attacker", 12),
             wire.Led(info, self._process.address, PORT),
             *self._endings(),
@@ -164,18 +165,26 @@ class Attacker:
             self._world.rules.fail(f"a launcher tells the attacker {said[:200]!r}")
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on what both sides say, and change something before an attempt can start."""
+        """Pass on what both sides say. What comes from this machine's own address passes unchanged; between the two machines, where
+        node 0 sees the other one's address, something is changed before an attempt can start.
+        """
         network = self._world.network
         if self._order.name not in network.names:
             return  # node 0 has not started yet
+        between = self._dice.random() < 0.6
+        SEEN_AS.set(writer.get_extra_info("peername")[0] if between else "")
         there, out = await asyncio.open_connection(network.names[self._order.name], PORT, limit=SEALED_BYTES)
-        lines = self._dice.randrange(8)  # that pass unchanged, in each direction
+        lines = self._dice.randrange(8) if between else 1000  # that pass unchanged, in each direction
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
             before = b""
             for number in range(lines + 1):
                 line = await source.readuntil(b"\n")
-                if number == lines or any(b'"type":"%s"' % kind in line for kind in (b"probe", b"start", b"probed")):
+                if not between and any(b'"type":"%s"' % kind in line for kind in (b"hello", b"led", b"welcome")):
+                    self._world.rules.fail(f"a launcher speaks through the attacker: {line[:200]!r}")
+                if number == lines or (
+                    between and any(b'"type":"%s"' % kind in line for kind in (b"probe", b"start", b"probed"))
+                ):
                     break
                 sink.write(line)
                 before = line

@@ -11,7 +11,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from slipway.launch.rendezvous.config import Network
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 AGAIN = 0.2  # seconds until a kernel tries again to send what was not acknowledged
+SEEN_AS: ContextVar[str] = ContextVar(
+    "SEEN_AS", default=""
+)  # the address that the connections of a task seem to come from
 EPHEMERAL = 40_000  # ports that the kernel chooses begin here
 
 
@@ -125,7 +128,7 @@ class VirtualNetwork:
         listener = self.machine(address).listeners.get(port)
         if listener is None or listener.factory is None:
             raise ConnectionRefusedError(111, "Connection refused")
-        near.address, far.address = address, here.address
+        near.address, far.address = address, SEEN_AS.get() or here.address
         far.process, far.context = listener.process, listener.context
         near.other, far.other = far, near
         near.protocol, far.protocol = factory(), listener.context.run(listener.factory)
@@ -199,7 +202,9 @@ class End(asyncio.Transport):
         return self._dice.uniform(*self._network.latency)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The address of the other end."""
+        """The addresses of both ends."""
+        if name == "sockname" and self.process:
+            return self.process.address, 1
         return (self.address, 1) if name == "peername" else default
 
     def is_closing(self) -> bool:

@@ -210,6 +210,26 @@ def test_a_file_that_another_user_may_have_put_there_is_refused_unless_somebody_
 
 
 @pytest.mark.parametrize(
+    ("line", "words", "said"),
+    [
+        ("SLIPWAY_RUNS=elsewhere", "status", "runs of elsewhere, from .env (SLIPWAY_RUNS)"),
+        ("SLIPWAY_RUNS=elsewhere", "logs", "runs of elsewhere, from .env (SLIPWAY_RUNS)"),
+        ("WORLD_SIZE=2", "status", ""),
+        ("NCCL_DEBUG=INFO", "check --local --json", "settings from .env: NCCL_DEBUG"),
+    ],
+)
+def test_each_command_says_what_it_takes_from_a_file(
+    line: str, words: str, said: str, tmp_path: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".env").write_text(line + "\n")
+    answer = slipway(*words.split())
+    assert said in answer.err
+    assert bool(said) == (".env" in answer.err)
+    assert "settings from" not in answer.out
+
+
+@pytest.mark.parametrize(
     ("line", "what", "write"),
     [
         ("export RANK=1", "it has `export`,", "RANK=1"),

@@ -25,7 +25,7 @@ HELLO = wire.Hello("process", 1.5, 4242, "key", make_info(1, 4, gpus=("H200", "H
 BOOKED = Ledger(tuple(map(float, range(len(KINDS)))), 2, 1000.5, (Waited(3, 4.5),))
 EXAMPLES = (
     wire.Greeting("c0ffee" * 5 + "00"),
-    wire.Proof(),
+    wire.Proof("10.0.0.3"),
     HELLO,
     wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),

@@ -20,10 +20,9 @@ from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
 from slipway.launch.resolve.packages import locate_module, read_cuda, require_usable_gpus
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
-from slipway.launch.resolve.sources import COMPOSE, Sources, read_sources
+from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.printable import listed
 
 if TYPE_CHECKING:
     from slipway.options import Options
@@ -109,9 +108,7 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
         stages, accumulate = (options.values().get(name, 1) for name in ("stages", "accumulate"))
         require_all_sizes(topology, stages, given, accumulate)
         require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
-    read = listed(sorted(sources.env_file.keys() - {*COMPOSE}), 10)
-    notes = [f"settings from {sources.env_file_name}: {read}"] if read else []
-    notes += [f"warning: {slip}" for slip in sources.slips]
+    notes = [*sources.file_lines, *(f"warning: {slip}" for slip in sources.slips)]
     notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
     notes += [] if workload.own else misplaced(program.arguments, program.typed)
     return topology._replace(notes=tuple(notes))

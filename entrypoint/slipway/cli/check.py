@@ -42,6 +42,8 @@ def run_check(as_json: bool, local: bool, burn: int | None, **options: Any) -> N
     environ = dict(os.environ)
     host, early = look_at_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_RENDEZVOUS_TIMEOUT": MEETING_SECONDS})
+    for line in sources.file_lines:
+        say(line)
     try:
         own, reports = examine(environ, host, sources, early, local, burn or 0)
     except InterruptedCheckError as stopped:

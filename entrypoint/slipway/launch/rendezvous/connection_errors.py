@@ -26,6 +26,10 @@ class UnprovenError(ConnectionError):
     """Somebody answered who does not prove that it knows SLIPWAY_TOKEN."""
 
 
+class RelayedError(UnprovenError):
+    """The connection does not lead straight to whoever proved it; the text has both addresses of this side."""
+
+
 class StalledError(ConnectionError):
     """Node 0 greeted, and what was sent to it, or its next answer, is lost."""
 
@@ -85,6 +89,10 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "unproven": {
             "host": "it is set to another value there, or on only one of the two nodes; or another program took this port first"
         },
+        "relayed": {
+            "host": "a proxy, or a router that translates addresses (NAT), forwards the connection; with a SLIPWAY_TOKEN nodes "
+            "connect directly only. Or the name leads to another machine; give an address of node 0"
+        },
         "another job": {
             "host": "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own"
         },
@@ -100,6 +108,7 @@ ASTRAY = (
     "hung up",
     "another job",
     "unproven",
+    "relayed",
 )  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
 # For what MASTER_ADDR leads to on node 0; {names} are those of its machine.
@@ -120,6 +129,8 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
         return "stalled", "it sends a greeting, but then does not answer"
     if isinstance(error, OtherJobError):
         return "another job", str(error)
+    if isinstance(error, RelayedError):
+        return "relayed", str(error)
     if isinstance(error, UnprovenError):
         return "unproven", str(error)
     if isinstance(error, SilentError):
@@ -163,6 +174,7 @@ def explain_connection(
         "stalled": f"{place} accepts connections, but does not answer",
         "another job": f"{place} leads to {words}",
         "unproven": f"{place} answers, but does not prove that it knows this launcher's SLIPWAY_TOKEN",
+        "relayed": f"{place} does not lead straight to node 0: {words}",
         "hung up": f"{place} answers, but not as a Slipway launcher ({words})",
     }
     if met and kind in COMES_AND_GOES:

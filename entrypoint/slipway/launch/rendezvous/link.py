@@ -10,7 +10,7 @@ from typing import Any
 
 from slipway.launch.rendezvous.authentication import NONCE_BYTES, SEAL_BYTES, ForgedError, Session
 from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
-from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.launch.rendezvous.connection_errors import RelayedError, SilentError
 from slipway.launch.rendezvous.messages import Greeting, Proof, Refused
 from slipway.protocol.decoding import MalformedError
 from slipway.protocol.errors import CONFIGURATION
@@ -35,7 +35,8 @@ class Link:
         """Exchange nonces; from then on each message is sealed. The side that `listens` proves first that it knows the `key`.
 
         It returns on that side before the other one has proved itself, which happens with that one's first message.
-        ForgedError: the listening side does not know the key. MalformedError and OSError as `receive`.
+        ForgedError: the listening side does not know the key. RelayedError: it sees another address than this side connects from.
+        Without a key nobody can prove either. MalformedError and OSError as `receive`.
         """
         own = random.randbytes(NONCE_BYTES).hex()
         self.send(Greeting(own))
@@ -44,21 +45,32 @@ class Link:
             raise MalformedError("not a greeting")
         if listens:
             self._session = Session(key, listener=own, connector=greeting.nonce, listens=True)
-            self.send(Proof())
+            self.send(Proof(self.peer))
             return
         self._session = Session(key, listener=greeting.nonce, connector=own, listens=False)
         try:
-            await self.receive()  # a proof: what it holds besides its seal is of no interest
+            proof = await self.receive()
         except ForgedError as error:
             self._session = None  # nothing is proved to a listener that proves nothing
             self.send(Refused(CONFIGURATION, str(error)))
             raise
+        if not isinstance(proof, Proof):
+            raise MalformedError("not a proof")
+        own_address = self._address("sockname")
+        if key and proof.seen != own_address:
+            error = RelayedError(f"a connection from {own_address} arrives as one from {proof.seen}")
+            self.send(Refused(CONFIGURATION, str(error)))
+            raise error
 
     @property
     def peer(self) -> str:
-        """The address at the other end, without the notation for IPv4 in IPv6."""
-        name = self._writer.get_extra_info("peername")
-        return str(name[0]).removeprefix("::ffff:") if name else "an unknown address"
+        """The address at the other end."""
+        return self._address("peername")
+
+    def _address(self, end: str) -> str:
+        """The address of one end, without the notation for IPv4 in IPv6 and the name of an interface of this machine."""
+        name = self._writer.get_extra_info(end)
+        return str(name[0]).removeprefix("::ffff:").partition("%")[0] if name else "an unknown address"
 
     def send(self, message: Any) -> None:
         """Queue a message. A peer that lets a megabyte pile up unread is cut off."""

@@ -144,7 +144,16 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Proof:
-    """The first sealed message, from the side that listens: its seal proves that it knows the token."""
+    """The first sealed message, from the side that listens: its seal proves that it knows the token. `seen` is the address from
+    which the other side's connection comes.
+    """
+
+    seen: str
+
+    def __post_init__(self) -> None:
+        """ValueError for what is no address."""
+        if len(self.seen) > TEXT:
+            raise ValueError("impossible address")
 
 
 @dataclass(frozen=True)

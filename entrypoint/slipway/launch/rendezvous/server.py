@@ -272,6 +272,8 @@ class Server:
         if isinstance(hello, wire.Led):
             self._give_way(hello)
             return None
+        if isinstance(hello, wire.Refused):  # it does not want this launcher to lead it
+            raise MalformedError(hello.reason)
         if not isinstance(hello, wire.Hello):
             raise MalformedError("not a hello")
         # The hello was written between the proof and now: half the round trip is the best guess, as NTP does it.

@@ -18,6 +18,7 @@ from slipway.launch.resolve.portable_values import PORTABLE, explain_given, expl
 from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
+from slipway.protocol.printable import listed
 from slipway.protocol.redact import redact
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ class Sources(NamedTuple):
     origins: Mapping[str, str] = MappingProxyType({})  # of `options`, where it was not the setting's own option
     slips: tuple[str, ...] = ()  # a sentence for each name that seems to be mistyped
     ignored: tuple[str, ...] = ()  # sentences about lines of the `.env` file that do not count
+
+    @property
+    def file_lines(self) -> tuple[str, ...]:
+        """A line about what was read of the `.env` file, which somebody may have forgotten; none if nothing was."""
+        read = listed(sorted(self.env_file.keys() - {*COMPOSE}), 10)
+        return (f"settings from {self.env_file_name}: {read}",) if read else ()
 
     def option(self, setting: Setting) -> Claim | None:
         """The value on the command line."""
