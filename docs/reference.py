@@ -53,7 +53,7 @@ def settings() -> Iterator[str]:
     """The lines of settings.md."""
     yield from ["# Settings", "", WRITTEN, ""]
     yield "You can set these as an option, in the environment, or in a `.env` file, in that order of precedence."
-    yield "`slipway plan` shows every value, its source and what it overrides."
+    yield "`slipway plan` shows the values, their sources and what they override; `--all` also those that have their defaults."
     yield "The table in the code is [`SETTINGS`](../entrypoint/slipway/launch/resolve/settings.py). Options of workloads are in"
     yield "[the command line](cli.md)."
     libraries = ", ".join(f"`{name}…`" for name in LIBRARIES)

@@ -59,6 +59,15 @@ def test_no_program_in_the_image_changes_to_another_user() -> None:
     assert found.strip() == ""
 
 
+@pytest.mark.parametrize(("user", "name"), [("4711", "uid-4711"), ("4711:4711", "uid-4711"), ("1000", "slipway")])
+@pytest.mark.parametrize(
+    "start", [(), ("--entrypoint", "/usr/bin/env")], ids=["run", "exec"]
+)  # exec goes past the entry point
+def test_the_prompt_of_a_shell_has_a_name_for_any_user(start: tuple[str, ...], user: str, name: str) -> None:
+    said = docker("run", "--rm", "--user", user, *start, IMAGE, "bash", "-ic", 'echo "${PS1@P}"')
+    assert said.startswith(f"{name}@")
+
+
 @pytest.mark.usefixtures("cuda")
 def test_a_driver_that_gke_mounts_is_found(container: Containers, tmp_path: Path) -> None:
     """It lies in /usr/local/nvidia/lib64, where no ldconfig has been. Any library will do: NVML's functions are looked for in it."""

@@ -126,8 +126,8 @@ def play(*launchers: Launcher, seconds: float = 120.0) -> None:
 class Client:
     """A bare connection to node 0 that speaks as much of the protocol as a test wants."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = wait_until(lambda: connection_to(port), f"a listener on port {port}")
+    def __init__(self, port: int, sender: str = "") -> None:
+        self.socket = wait_until(lambda: connection_to(port, sender), f"a listener on port {port}")
         self._file = self.socket.makefile("rb")
         self._session: Session | None = None
 
@@ -179,10 +179,10 @@ class Client:
         return message
 
 
-def connection_to(port: int) -> socket.socket | None:
+def connection_to(port: int, sender: str = "") -> socket.socket | None:
     """A connection, None where nobody listens yet."""
     with suppress(ConnectionRefusedError):
-        return socket.create_connection((LOOPBACK, port), timeout=15)
+        return socket.create_connection((LOOPBACK, port), 15, (sender, 0))
     return None
 
 

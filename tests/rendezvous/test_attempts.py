@@ -276,7 +276,10 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(
     ended = job.begin_to_join()
     job.wait_for_nodes(2)
     job.rendezvous[stopped].stop("SIGTERM", "SIGTERM")
-    said = f"SIGTERM on node {stopped} (host{stopped}) came while the nodes waited for each other."
+    said = (
+        f"stopped by the system: SIGTERM on node {stopped} (host{stopped}) came while the nodes waited for each other.\n"
+        "  exit code   75 (a scheduler should requeue)"
+    )
     assert {rank: (error.code, str(error)) for rank, error in ended().items()} == {0: (75, said), 1: (75, said)}
 
 

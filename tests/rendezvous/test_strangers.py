@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_info, make_outcome, play
@@ -19,11 +20,13 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import server
 from slipway.launch.rendezvous.authentication import Session, key_of
 from slipway.launch.rendezvous.codec import LINE_BYTES, decode, encode
+from slipway.launch.rendezvous.config import Network
 from slipway.launch.rendezvous.neighbour_check import VISITORS
+from slipway.launch.resolve.connectivity import listen
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import judge
 from slipway.protocol.decoding import MalformedError
-from slipway.protocol.errors import LaunchError
+from slipway.protocol.errors import CONFIGURATION, LaunchError
 
 Make = Callable[..., Launcher]
 GREETING = encode(wire.Greeting("0" * 32))
@@ -349,3 +352,63 @@ def test_whoever_opens_most_connections_loses_them_first(launcher: Make, monkeyp
         ]
         wait_until(lambda: sum(map(_is_closed, flood)) >= 600 - 2 - server.STRANGERS, "the end of the oldest")
         assert isinstance(slow.introduce(make_info(1, 2)), wire.Welcome)
+
+
+def test_the_first_of_two_nodes_with_rank_0_is_told_who_the_second_is(
+    launcher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.ASK_SECONDS", 0.0)
+    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.FIRST_LINE_SECONDS", 0.1)
+    monkeypatch.setattr("slipway.launch.rendezvous.coordinator.pause_after", lambda waited: 0.1)
+    first = launcher(0, 2)
+    first.start()
+    wait_until(lambda: "missing node rank 1" in first.log, "the first")
+    second = launcher(
+        0, 2, info={"host": "second"}, more={"network": replace(Network(), listen=lambda *_, **__: listen(0))}
+    )
+    play(second)
+    assert (second.code, second.begun) == (CONFIGURATION, None)
+    wait_until(lambda: "second was refused: RANK=0 is taken by host0" in first.log, "the name of the second")
+    play(launcher(1, 2))
+    first.join(10)
+    assert first.code == 0
+
+
+def found_at(*addresses: str) -> Network:
+    """A network in which MASTER_ADDR leads to these addresses."""
+
+    async def resolve(name: str) -> tuple[str, ...]:
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return addresses
+
+    return replace(Network(), resolve=resolve, own_names=lambda: ("gpu07", "10.0.0.7"))
+
+
+def test_a_service_mesh_before_node_0_is_named(launcher: Make, port: int) -> None:
+    node0, node1 = (launcher(rank, 2, address="node0", more={"network": found_at(LOOPBACK)}) for rank in range(2))
+    node0.start()
+    with Client(port, sender="127.0.0.6") as client:
+        answer = client.introduce(make_info(1, 2))
+    assert (answer.code, answer.again) == (CONFIGURATION, False)
+    assert "hands this connection on from 127.0.0.6" in answer.reason
+    assert 'sidecar.istio.io/inject: "false"' in answer.reason
+    wait_until(lambda: f"refused node rank 1 (host1) at 127.0.0.6: {answer.reason}" in node0.log, "node 0's own line")
+    play(node1)
+    node0.join(10)
+    assert node0.code == 0, "a neighbour of this machine is none"
+
+
+def test_node_0_that_does_not_find_itself_says_so_at_once_and_does_not_wait_for_others(
+    launcher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.launch.rendezvous.client.NAMELESS_SECONDS", 0.2)
+    monkeypatch.setattr("slipway.launch.rendezvous.client.QUIET_SECONDS", 600.0)
+    node0 = launcher(0, 2, address="gpu7", timeout=600.0, more={"network": found_at()})
+    play(node0)
+    assert node0.code == CONFIGURATION
+    said = "MASTER_ADDR=gpu7 does not resolve (Name or service not known); usually: this is node 0, and"
+    assert [line for line in node0.lines if said in line] == node0.lines[:1]
+    assert said in str(node0.error)
+    assert "10.0.0.7" in str(node0.error)
+    assert "missing" not in node0.log

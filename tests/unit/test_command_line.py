@@ -317,3 +317,22 @@ def test_a_run_to_stop_whose_variable_is_not_set_is_not_the_newest(slipway: Slip
         78,
         "slipway: RUN is empty. Name the run to stop; `slipway runs` lists them.\n",
     )
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["render"]])
+def test_the_help_of_a_group_describes_each_command_in_a_whole_sentence(slipway: Slipway, words: list[str]) -> None:
+    shown = slipway(*words, "--help").out
+    listed = shown.partition("Commands:\n")[2].split("\n\n")[0]
+    sentences = re.split(r"\n  (?=\S)", "\n" + listed)[1:]
+    assert len(sentences) >= 2
+    assert [one for one in sentences if not one.endswith(".") or one.endswith("...")] == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["gpt", "--help"], ["data"], ["status", "-h"]])
+def test_help_is_whole_without_docstrings(words: list[str]) -> None:
+    def ask(**environ: str) -> str:
+        command = [sys.executable, "-m", "slipway", *words]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert ask(PYTHONOPTIMIZE="2") == ask()

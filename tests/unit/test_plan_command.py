@@ -181,10 +181,26 @@ def test_the_options_of_a_workload_are_told_with_their_sources(slipway: Slipway)
     assert options["lr"] == {"value": 0.3, "source": "mine.yaml line 2"}
     assert options["batch-size"] == {"value": 4, "source": "command line"}
     assert options["clip"] == {"value": 0.0, "source": "default"}
-    lines = slipway("plan", *words).out.splitlines()
+    lines = slipway("plan", *words, "--all").out.splitlines()
     section = lines[lines.index("options of linear:") + 1 : lines.index("torchrun:") - 1]
     assert [line.split()[0] for line in section] == list(options)
     assert [line.split(maxsplit=2)[1:] for line in section if line.startswith("lr ")] == [["0.3", "mine.yaml line 2"]]
+
+
+def test_of_the_defaults_only_those_are_shown_that_decide(slipway: Slipway) -> None:
+    short, whole = (slipway("plan", *words).out.splitlines() for words in (["linear"], ["--all", "linear"]))
+    names = {setting.name for setting in SETTINGS}
+    assert names <= {line.partition(" ")[0] for line in whole}
+    assert [line.split()[0] for line in short if line.split()[:1] and line.split()[0] in names - {"SLIPWAY_SPOT"}] == [
+        "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "SLIPWAY_BACKEND", "SLIPWAY_RUNS", "SLIPWAY_RESUME",
+    ]  # fmt: skip
+    (more,) = (line for line in short if "--all shows them" in line)
+    assert len(whole) - len(short) + 2 == int(more.split()[0])  # that line itself, and the empty one before it
+    assert "--all shows" not in "\n".join(whole)
+    given = slipway("plan", "--hang-seconds", "9", "linear", "--clip", "1", SLIPWAY_CHECK="1").out
+    assert re.search(r"\nSLIPWAY_HANG_SECONDS +9 +command line", given)
+    assert re.search(r"\nclip +1.0 +command line\n", given)
+    assert re.search(r"\nSLIPWAY_CHECK +1 +environment", given)
 
 
 def test_a_preset_is_told_as_a_source(slipway: Slipway) -> None:

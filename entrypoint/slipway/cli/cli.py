@@ -24,9 +24,11 @@ from slipway.launch.resolve.interface_names import absent_interfaces
 from slipway.launch.resolve.packages import missing, require_packages
 from slipway.launch.resolve.plan import plan_json, plan_lines, resolved_values
 from slipway.launch.resolve.runtimes import detect_runtime
+from slipway.launch.resolve.settings import TOPOLOGICAL
 from slipway.launch.resolve.spot import SETTING, spot_value
 from slipway.launch.resolve.starters import instead, starter
 from slipway.launch.run_directory.run import AlreadyFinishedError, choose_run
+from slipway.options.help import WholeHelp
 from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, LaunchError
 from slipway.protocol.printable import printable
 
@@ -65,7 +67,7 @@ def show_version(context: click.Context, option: click.Parameter, wanted: bool) 
         context.exit()
 
 
-class Commands(click.Group):
+class Commands(WholeHelp):
     """The command group; https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -139,10 +141,11 @@ def run(words: tuple[str, ...], **options: Any) -> None:
     sys.exit(code)
 
 
-def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show every value with its source and what it overrides, and the torchrun command. Starts nothing."""
-    if words and words[0] in WORKLOADS and "--json" in words:
-        as_json, words = True, tuple(word for word in words if word != "--json")
+def plan(words: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
+    """Show the values with their sources and what they override, and the torchrun command. Starts nothing."""
+    if words and words[0] in WORKLOADS:
+        as_json, everything = as_json or "--json" in words, everything or "--all" in words
+        words = tuple(word for word in words if word not in ("--json", "--all"))
     job = read_job(words, options)
     require_writable(job.host, results_folder(job.sources))
     if job.plan.topology.rank == 0:
@@ -158,15 +161,30 @@ def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
             click.echo(f"warning: `slipway run` ends with {CONFIGURATION} here. {absent}")
         for line in job.sources.ignored:
             click.echo(line)
-        click.echo("\n".join(plan_lines(made, values, options_lines(job))))
+        rows, more = options_lines(job), ""
+        if not everything:
+            count = len(values) + len(rows)
+            values = {name: value for name, value in values.items() if name in DECISIVE or not value.is_default}
+            rows = [row for row in rows if row.partition(" ")[0] in DECISIVE or not row.endswith("  default")]
+            if left := count - len(values) - len(rows):
+                more = f"{left} more settings and options have their defaults; --all shows them"
+        click.echo("\n".join(plan_lines(made, values, rows, more)))
 
 
+# What `slipway plan` shows of the defaults: what a job is, and how long it takes.
+DECISIVE = (
+    *TOPOLOGICAL, "SLIPWAY_BACKEND", "SLIPWAY_RUNS", "SLIPWAY_RESUME",
+    "preset", "model", "dataset", "steps", "epochs", "batch-size", "lr", "precision", "save-every",
+)  # fmt: skip
 _EXAMPLE = "\b\nExample: slipway run --nproc-per-node 2 gpt --preset tiny --steps 200"
 _command("run", run, [], _EXAMPLE)
 JSON = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print JSON: topology, values and options with their sources, torchrun."
 )
-_command("plan", plan, [JSON], _EXAMPLE.replace("run", "plan"))
+ALL = click.Option(
+    ["--all", "everything"], is_flag=True, help="Also show the settings and options that have their defaults."
+)
+_command("plan", plan, [JSON, ALL], _EXAMPLE.replace("run", "plan"))
 
 
 def with_run(words: list[str]) -> list[str]:
@@ -211,6 +229,10 @@ def main() -> None:
     open_streams()
     try:
         words = understand(sys.argv[1:]) or ["--help"]
+        asks = {"--help", "-h"} & {*words} and not any(map(is_program, words))
+        if sys.flags.optimize > 1 and (asks or words[0] in BESIDE):  # -OO leaves out the docstrings, which are the help
+            argv = [sys.executable, "-P", "-m", "slipway", *sys.argv[1:]]
+            os.execve(sys.executable, argv, {**os.environ, "PYTHONOPTIMIZE": "1"})  # noqa: S606
         colour = False if os.environ.get("NO_COLOR") else None  # None: on terminals (https://no-color.org)
         with told_what_is_missing(words[0]):
             sys.exit(slipway.main(words, prog_name="slipway", standalone_mode=False, color=colour))

@@ -18,6 +18,7 @@ from slipway.inspect.stored import cached, store_errors
 from slipway.launch.resolve.host import make_folders, read_host
 from slipway.launch.storing import require_store
 from slipway.options.dataset import MANIFEST
+from slipway.options.help import WholeHelp
 from slipway.options.numbers import Real, Whole
 from slipway.options.paths import LocalPath, explain_address
 from slipway.protocol.errors import FAILED, UNHEALTHY, LaunchError, code_of
@@ -58,7 +59,7 @@ def launch_errors(after: str = "", *, snapshots: bool = False) -> Iterator[None]
         raise LaunchError(f"{error}. {after}" if after else str(error), code_of(error)) from None
 
 
-@click.group(epilog="\b\nExample: slipway data prepare notes.txt --out tokens")
+@click.group(cls=WholeHelp, epilog="\b\nExample: slipway data prepare notes.txt --out tokens")
 def data() -> None:
     """Prepare and fetch data."""
 

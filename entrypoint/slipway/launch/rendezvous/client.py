@@ -18,6 +18,7 @@ from slipway.launch.rendezvous.connection_errors import (
     ASTRAY,
     COMES_AND_GOES,
     LOST,
+    NAMELESS,
     Complaints,
     MovedError,
     OtherJobError,
@@ -32,6 +33,7 @@ from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import SUCCESSORS, AttemptStart, NodeInfo
 from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
@@ -52,6 +54,7 @@ FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of s
 STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
 UNPROVEN_SECONDS = 15.0  # for which whoever answers in node 0's place may be somebody else, who goes away again
 STOPS = 100  # requests to stop that are kept; what asks for haste comes second
+NAMELESS_SECONDS = 30.0  # that node 0 looks for its own name: a resolver may start later than this launcher
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
 
@@ -437,7 +440,13 @@ class Client:
         """Say what keeps this launcher from node 0: the cause of each kind every few minutes, and a short line in between."""
         if not (waited >= self._config.timeout and kind == "timed out"):  # time being up is no trouble of its own
             self._trouble = (kind, words)
-        if waited < QUIET_SECONDS:
+        # Node 0 looks for itself, so no other node is missing. Of Kubernetes' names some appear late.
+        nameless = (
+            info.node_rank == 0 and kind in NAMELESS and not (self.welcome or runtime_of(info.runtime).has_services)
+        )
+        if nameless and waited >= NAMELESS_SECONDS:
+            raise LaunchError(self._explain(kind, words, info), PEER if kind == "no DNS" else CONFIGURATION)
+        if waited < QUIET_SECONDS and not nameless:
             return
         if self._complaints.explains(kind, waited):
             back = "waiting for node 0 to come back: " if self.welcome and kind in COMES_AND_GOES else ""
@@ -445,7 +454,7 @@ class Client:
         elif kind == "not now" or not self._complaints.is_due(waited):
             return
         self._complaints.say(waited)
-        if kind != "not now":
+        if kind != "not now" and not nameless:
             self._config.say(
                 f"waiting for nodes: {self._config.address}:{self._config.port} {words} after {waited:.0f} s; missing node rank 0"
             )

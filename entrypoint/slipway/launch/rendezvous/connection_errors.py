@@ -111,6 +111,13 @@ ASTRAY = (
     "relayed",
 )  # kinds after which a name's next address comes first
 ELSEWHERE = ("refused", "unreachable", "timed out", "hung up")  # where node 0 finds another machine in its own place
+NAMELESS = ("does not resolve", "no DNS")
+# What node 0 sees as the sender of every connection that Istio's sidecar hands on (its inbound passthrough).
+MESH = ("127.0.0.6", "::6")
+IN_A_MESH = (
+    "a service mesh, such as Istio, hands this connection on from {peer}, so no node can reach another one by its address. Give "
+    'the pods the label sidecar.istio.io/inject: "false"'
+)
 # For what MASTER_ADDR leads to on node 0; {names} are those of its machine.
 ITSELF = "this is node 0, and MASTER_ADDR leads to {place}; type a name or an address of this machine: {names}"
 INSIDE = (
@@ -180,7 +187,7 @@ def explain_connection(
     if met and kind in COMES_AND_GOES:
         return f"{subjects[kind]}; node 0 was reached there before, but cannot be reached now."
     cause = CAUSES[kind].get(runtime, CAUSES[kind]["host"])
-    unknown = kind in ("does not resolve", "no DNS") and not runtime_of(runtime).has_services  # there it may lag behind
+    unknown = kind in NAMELESS and not runtime_of(runtime).has_services  # there it may lag behind
     if own and (kind in ELSEWHERE or unknown):
         place = "no machine" if unknown else "another machine"
         cause = ITSELF.format(place=place, names=", ".join(own[:5]))

@@ -24,9 +24,10 @@ from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.neighbour_check import PROBE_SECONDS
 from slipway.launch.rendezvous.server import LED_SECONDS, Server, State
 from slipway.launch.resolve.runtimes import runtime_of
+from slipway.launch.verdict.block import ENDINGS
 from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.verdict import Outcome, judge
-from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER, LaunchError
+from slipway.protocol.errors import CODE_OF, CONFIGURATION, EXITS, PEER, LaunchError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import one_line, rank_ranges
 
@@ -108,12 +109,12 @@ class Coordinator:
                 await self._look_for_service()
                 gave_up = f"{self._describe()}; gave up after {self._config.timeout:.0f} s."
                 gave_up += f" Node 0 listens on port {self._config.port}."
-                raise LaunchError(f"{gave_up} {self._membership.question}".rstrip(), PEER)
+                raise LaunchError(f"{gave_up} {self._state.refused or self._membership.question}".rstrip(), PEER)
             if loop.time() >= line:
                 server.broadcast(wire.Waiting(f"{self._describe()} ({self._until()})"))
                 if under_way := self._membership.under_way:
                     server.broadcast(wire.Waiting(under_way))
-                if loop.time() >= ask and (question := self._membership.question):
+                if loop.time() >= ask and (question := self._state.refused or self._membership.question):
                     ask = math.inf
                     server.broadcast(wire.Waiting(question))
                 if loop.time() >= doubt:
@@ -143,7 +144,12 @@ class Coordinator:
     def _heed_stops(self) -> None:
         """A job of which a node was asked to stop does not start. LaunchError (75 or 79)."""
         for stop in self._state.stopping.values():
-            raise LaunchError(f"{stop.text} came while the nodes waited for each other.", CODE_OF[stop.word])
+            code, how = CODE_OF[stop.word], ENDINGS[stop.word]
+            raise LaunchError(
+                f"{how}: {stop.text} came while the nodes waited for each other.\n"
+                f"  exit code   {code} (a scheduler should {EXITS[code].then})",
+                code,
+            )
 
     def _settled(self) -> bool:
         """Whether there is nobody left to wait for before the node infos are compared."""

@@ -12,7 +12,7 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.authentication import key_of
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.connection_errors import SilentError
+from slipway.launch.rendezvous.connection_errors import IN_A_MESH, MESH, SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
 from slipway.launch.rendezvous.membership import Member, Membership, fits, has_missed, was_replaced
 from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
@@ -61,6 +61,7 @@ class State:
     failed: bool = False  # whether one of them is bad
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
+    refused: str = ""  # the last launcher that was, and why: it may be a missing node
     awaited: set[int] = field(default_factory=set)
     places: dict[int, int] = field(default_factory=dict)
     start: wire.Start | None = None
@@ -276,6 +277,9 @@ class Server:
             raise MalformedError(hello.reason)
         if not isinstance(hello, wire.Hello):
             raise MalformedError("not a hello")
+        if link.peer in MESH and hello.process != self.config.process and not is_loopback(self.config.address):
+            self._refuse(link, f"{IN_A_MESH.format(peer=link.peer)}.", hello.info)
+            return None
         # The hello was written between the proof and now: half the round trip is the best guess, as NTP does it.
         offset = hello.clock - (sent + self.config.clock.time()) / 2
         # Whoever is on this machine is reached where node 0 is: at the address that the others know, MASTER_ADDR.
@@ -534,6 +538,8 @@ class Server:
         if not again:
             who = f"node rank {info.node_rank} ({info.host}) at {link.peer}" if info else link.peer
             self._note(f"refused {who}: {reason}")
+            if info:
+                self.state.refused = f"{info.host} was refused: {reason}"
 
     def _note(self, line: str) -> None:
         """Say something about somebody who came, but not for ever."""

@@ -193,8 +193,8 @@ def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any
     }
 
 
-def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) -> list[str]:
-    """The plan for people: the arithmetic, a table of values, the workload's `options`, what one could paste into a shell."""
+def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str], more: str = "") -> list[str]:
+    """The plan for people: the arithmetic, a table of values, the workload's `options`, what `more` there is, and the command."""
     rows = [(name, redact(name, value.value) or "-", value.source, value.overruled) for name, value in values.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     image = [f"in the image {plan.topology.image}"] if plan.topology.image else []
@@ -203,6 +203,7 @@ def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str]) 
         lines.append(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {source}")
         lines += [f"{'':<{widths[0]}}  overrides {redact(name, c.value)} from {c.source}" for c in overruled]
     lines += ["", f"options of {plan.workload.name}:", *options] if options else []
+    lines += ["", more] if more else []
     exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
     unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []
     started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
