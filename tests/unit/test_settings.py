@@ -289,6 +289,11 @@ def example_lines() -> tuple[list[tuple[str, str, str]], list[tuple[str, str, st
     return settings, compose
 
 
+def compose_file() -> str:
+    """compose.yaml, but for what it tells the launcher of Compose (tests/unit/test_suggested_commands.py)."""
+    return re.sub("      COMPOSE_TYPED_.*\n", "", (ROOT / "compose/compose.yaml").read_text(encoding="utf-8"))
+
+
 def test_the_example_file_lists_every_setting_at_its_default() -> None:
     settings, _ = example_lines()
     assert settings == [("# ", setting.name, setting.default) for setting in SETTINGS]
@@ -296,14 +301,13 @@ def test_the_example_file_lists_every_setting_at_its_default() -> None:
 
 def test_the_example_file_has_what_only_compose_reads_at_its_default() -> None:
     _, compose = example_lines()
-    read = re.findall(r"\$\{(\w+):-([^}]*)\}", (ROOT / "compose/compose.yaml").read_text(encoding="utf-8"))
+    read = re.findall(r"\$\{(\w+):-([^}]*)\}", compose_file())
     defaults = dict.fromkeys(("# ", name, value) for name, value in read if name not in BY_NAME)
     assert compose == [("", "COMPOSE_FILE", "compose/compose.yaml"), ("# ", "COMPOSE_PROFILES", ""), *defaults]
 
 
 def test_compose_passes_every_setting_on() -> None:
-    text = (ROOT / "compose/compose.yaml").read_text(encoding="utf-8")
-    passed = re.findall(r"^      ([A-Z_]+): \$\{(\w+):-(.*)\}$", text, flags=re.MULTILINE)
+    passed = re.findall(r"^      ([A-Z_]+): \$\{(\w+):-(.*)\}$", compose_file(), flags=re.MULTILINE)
     own_default = {"SLIPWAY_RESUME": "auto"}
     assert passed == [(name, name, own_default.get(name, "")) for name in BY_NAME]
 
