@@ -340,8 +340,11 @@ def verdict(job: RecordedJob, hang: Hang | None) -> str:
     some     culprits alone are named, and others hide behind them
     group    no rank is named, but a group in which all have begun what does not end, a culprit's: its kernel or its link is stuck
     pair     the two of a pair are named that do not agree, or that wait for each other, one of them a culprit
+    over     the job had ended before anything failed, and nothing is named
     wrong    whatever else; `alone`: a healthy rank is named alone
     """
+    if hang is None and all(one.at == len(one.program) and all(begun.done for begun in one.begun) for one in job.ranks):
+        return "over"
     guilty = {rank for culprit in job.culprits for rank in culprit.ranks}
     named = set(hang.ranks) if hang else set()
     if hang is None or (not named and not guilty & {*hang.among}):

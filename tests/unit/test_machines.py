@@ -1,9 +1,10 @@
 """Machines that nobody here has, as a driver and a kernel describe them: devices, cores, memory, the image that fits, check's rows.
 
 The facts are from public records of real ones: NVML and MIG profiles of DGX A100, H100, H200 and B200 (NVIDIA/go-nvml,
-pkg/nvml/mock), NUMA of p4d, p5en, P6-B300 and P6e-GB200 (aws/aws-ofi-nccl, tests/unit/fixtures/topology), Azure NC A100 v4 and
+pkg/nvml/mock), NUMA of p4d, p5en, P6-B200, P6-B300 and P6e-GB200 (aws/aws-ofi-nccl, tests/unit/fixtures/topology), Azure NC A100 v4 and
 ND H100 v5 (NVIDIA/nccl, src/test), nvidia-smi of an A100 with MIG, an A10G, a T4 and an RTX PRO 6000 (influxdata/telegraf,
 plugins/inputs/nvidia_smi/testdata), InfiniBand ports of a DGX A100 (facebookresearch/gcm, gcm/tests/data).
+Where such a record does not say which GPU is on which socket, each socket has half of them.
 """
 
 import os
@@ -52,6 +53,7 @@ MACHINES = {
     "DGX B200, a driver before Blackwell's": Facts("NVIDIA B200 180GB HBM3e", (10, 0), "560.28.03", XEON, HALVES, ()),
     "p4d": Facts("NVIDIA A100-SXM4-40GB", (8, 0), "580.95.05", ("0-23,48-71", "24-47,72-95"), HALVES, BOTH),
     "p5en": Facts("NVIDIA H200", (9, 0), "580.95.05", AMAZON, HALVES, BOTH),
+    "P6-B200": Facts("NVIDIA B200", (10, 0), "570.133.20", AMAZON, HALVES, ALL_OLD),
     "P6-B300": Facts("NVIDIA B300 SXM6 AC", (10, 3), "580.95.05", AMAZON, HALVES, BOTH),
     "P6e-GB200": Facts(
         "NVIDIA GB200", (10, 0), "580.95.05", ("0-71", "72-143", *[""] * 32), (0, 0, 1, 1), ("cuda13",), (), ARM

@@ -30,6 +30,9 @@ from slipway.protocol.errors import CONFIGURATION, LaunchError
         ("a[1-2],b[1-2]", "a1 a2 b1 b2"),
         ("node-1-[1-2]", "node-1-1 node-1-2"),
         ("a[1-1]", "a1"),
+        # As clusters write them: facebookresearch/gcm, shelper/testdata.
+        ("node[1433,1787,1889-1890,1968-1969]", "node1433 node1787 node1889 node1890 node1968 node1969"),
+        ("node[0201-0202,0281],node4180", "node0201 node0202 node0281 node4180"),
     ],
 )
 def test_host_lists_as_slurm_writes_them(text: str, hosts: str) -> None:

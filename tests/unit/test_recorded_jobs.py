@@ -27,6 +27,11 @@ def test_jobs_that_an_earlier_rule_judged_wrong(seed: int) -> None:
     assert verdict(job, find(job)) == "group"
 
 
+def test_a_job_that_was_over_before_its_failure_hangs_nowhere() -> None:
+    job = RecordedJob(1916)
+    assert verdict(job, find(job)) == "over"
+
+
 @pytest.mark.parametrize("write", [pickle.dumps, lambda record: json.dumps(record).encode()], ids=["pickle", "json"])
 def test_files_say_the_same(tmp_path: Path, write: object) -> None:
     job = RecordedJob(3, largest=16)
