@@ -56,6 +56,25 @@ def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> 
     assert not DOCKERS.search(told)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "says"),
+    [("docker", "printf 'FROM mine:1\\nUSER root\\nRUN pip install PACKAGE\\nUSER 1000:0\\n' | docker build"), ("host", "(pip install PACKAGE)"),
+     ("slurm", "(images/extend)"), ("kubernetes", "(images/extend)")],
+)  # fmt: skip
+def test_a_script_that_lacks_a_package_says_how_it_gets_it(tmp_path: Path, runtime: str, says: str) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 1, in <module>',
+        "ModuleNotFoundError: No module named 'einops'",
+    ]
+    facts = Facts(0, "host", own=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines})
+    outcome = choose_outcome(facts, NodeDirectory(tmp_path), 1.0)
+    told = what_to_do(outcome, partial(advise, runtime=runtime, target="mine:1"))
+    assert outcome.word == "failed"
+    assert says in told
+    assert told.endswith("; if the module is a file of yours, start in its folder or set PYTHONPATH")
+
+
 @pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
 def test_the_rows_of_a_check_fit_the_runtime(tmp_path: Path, runtime: str) -> None:
     host = make_host()._replace(runtime=runtime)

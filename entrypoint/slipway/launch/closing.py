@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
@@ -53,8 +52,11 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
     `run` is None where there is none. Not `writes`: another node writes into the same folder; the verdict of a later attempt is
     not overwritten.
     """
-    node_rank, lacks = job.plan.topology.node_rank, partial(advise, runtime=job.host.runtime)
-    known, store = run.path if run else None, store_of(job)
+    node_rank, known, store = job.plan.topology.node_rank, run.path if run else None, store_of(job)
+
+    def lacks(what: str) -> str:
+        runtime = job.host.shell if what == "package" else job.host.runtime  # another image has packages of its own
+        return advise(what, runtime, find_here(job, fleeting=False).image or job.host.usual_image)
 
     def helps(outcome: Outcome) -> str:
         return name_store(what_to_do(outcome, lacks, known), store)

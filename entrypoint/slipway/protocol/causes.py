@@ -87,7 +87,7 @@ def is_remote(text: str) -> bool:
 
 class Sign(StrEnum):
     """What such a text says beyond that, with its pattern and what helps: the first that has advice counts. Without a pattern it
-    is what was seen otherwise. {shared_memory} is what to ask of whatever runs a container."""
+    is what was seen otherwise. {shared_memory} and {package} are what to ask of whatever runs a container."""
 
     pattern: str | re.Pattern[str]
     advice: str
@@ -104,6 +104,10 @@ class Sign(StrEnum):
     PROCESSES = "processes", NO_MORE_PROCESSES, MORE_PROCESSES
     GPU_MEMORY = (
         "gpu-memory", "OutOfMemoryError", "use a smaller batch (--batch-size), or a part of it at a time (--accumulate)",
+    )
+    PACKAGE = (
+        "package", r"\bModuleNotFoundError: No module named '",
+        "{package}; if the module is a file of yours, start in its folder or set PYTHONPATH",
     )
     SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line: every start would fail there"
     DENIED = (

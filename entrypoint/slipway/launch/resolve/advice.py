@@ -65,6 +65,14 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "slurm": "set TMPDIR to a folder where programs may be started",
             "host": "set TMPDIR to a folder where programs may be started",
         },
+        # {target} is the image.
+        "package": {
+            "docker": "build an image that has the package, and start that one: printf 'FROM {target}\\nUSER root\\n"
+            "RUN pip install PACKAGE\\nUSER 1000:0\\n' | docker build --tag mine -",
+            "kubernetes": "build an image that has the package (images/extend), and name that one in the manifest",
+            "slurm": "build an image that has the package (images/extend), or install it into the environment of the job",
+            "host": "install the package for this Python (pip install PACKAGE)",
+        },
         "cores": {
             "docker": "--cpus of docker run",
             "kubernetes": "cpu in the pod's limits",

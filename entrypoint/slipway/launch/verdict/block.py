@@ -110,7 +110,10 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
     advice += "; NCCL's last collectives are beside its log (nccl-attempt-*)" * (Sign.RECORDED in signs)
     named = f" {shlex.quote(str(run))}" if run else ""
     logs = f"`slipway logs{named} --rank {rank or 0}`"
-    return advice.replace("{logs}", logs).replace("{shared_memory}", lacks("shared memory"))
+    for lacking in ("package", "shared memory"):
+        if (place := f"{{{lacking.replace(' ', '_')}}}") in advice:
+            advice = advice.replace(place, lacks(lacking))
+    return advice.replace("{logs}", logs)
 
 
 def stack_lines(stacks: Sequence[str]) -> list[str]:
