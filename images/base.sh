@@ -2,7 +2,7 @@
 # Build the image's base, Debian 13 (trixie), from Debian packages where no image registry answers: `make base`.
 #
 # The same content as debian:trixie-slim: the minimal set of packages without documentation and translations. The
-# licences (…/copyright) stay. Needs mmdebstrap, a Debian package. `images/base.sh TAG SUITE PACKAGE,…` makes another one, and
+# licences (…/copyright) stay. Needs mmdebstrap, which it installs on Debian. `images/base.sh TAG SUITE PACKAGE,…` makes another one, and
 # ARCHITECTURE=arm64 one for another architecture than this machine's, for which mmdebstrap needs arch-test and QEMU.
 set -euo pipefail
 
@@ -11,8 +11,13 @@ readonly tag="${1:-slipway-base:trixie}" suite="${2:-trixie}" packages="${3:-}"
 say() { echo "base: $*" >&2; }
 fail() { say "$@"; exit 78; }
 
-command -v mmdebstrap >/dev/null || fail "mmdebstrap is not installed. On Debian: apt-get install mmdebstrap. Elsewhere:" \
-    "docker pull debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
+# shellcheck source=images/debian.sh
+source "$(dirname "$0")/debian.sh"
+if ! command -v mmdebstrap >/dev/null; then
+    on_debian || fail "mmdebstrap is not installed, which is a package of Debian's. Elsewhere:" \
+        "docker pull debian:trixie-slim, or bring a base along with 'docker load', then make image BASE=its-name"
+    install_packages mmdebstrap
+fi
 if [[ -n "${ARCHITECTURE:-}" ]] && ! arch-test "$ARCHITECTURE" >/dev/null 2>&1; then
     fail "this machine runs no programs for $ARCHITECTURE. On Debian: apt-get install arch-test qemu-user-static"
 fi

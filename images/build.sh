@@ -29,8 +29,9 @@ fi
 # The named base where it is at hand or a registry has it, else the same from Debian packages, once.
 at_hand() { [[ "$(docker image inspect --format '{{.Architecture}}' "$1" 2>/dev/null)" == "$ARCHITECTURE" ]]; }
 if [[ -z "${BASE:-}" ]] && ! at_hand "$base"; then
-    if ! at_hand "$own_base" && ! timeout 120 docker pull --quiet "${foreign[@]}" "$base" >/dev/null 2>&1; then
-        say "no image registry gives $base; taking the same Debian, built from packages (make base)"
+    if ! at_hand "$own_base" && ! said=$(timeout 120 docker pull --quiet "${foreign[@]}" "$base" 2>&1); then
+        say "docker pull $base: ${said:-no answer within 120 s}"
+        say "taking the same Debian, built from packages (make base)"
         ARCHITECTURE="${foreign[0]:+$ARCHITECTURE}" images/base.sh "$own_base" "$SUITE"
     fi
     if at_hand "$own_base"; then base="$own_base"; fi
@@ -94,22 +95,30 @@ if [[ -d .venv/wheels ]]; then python=.venv/bin/python wheels=.venv/wheels; fi
 if grep --quiet '^torch==[^ ]*+' "$LOCK"; then fetch_torch; fi
 if [[ -d "$wheels" ]]; then offer_wheels; fi
 
-# BuildKit's steps, a line for each that is really taken, with its seconds; what it says besides goes to the log.
+# BuildKit's steps, a line for each that is really taken, with its seconds; what it says besides goes to the log. A long step is
+# named every half minute.
 show_steps() {
-    local line step name=() taken=()
-    while IFS= read -r line; do
+    local line step name=() taken=() last=$SECONDS running
+    while IFS= read -r -t "${PAUSE:-5}" line || (($? > 128)); do # above 128: nothing was said for so long
+        running=("${name[@]}")
+        if ((SECONDS - last >= ${EVERY:-30} && ${#running[@]})); then
+            last=$SECONDS
+            say "  … after $SECONDS s: ${running[-1]:0:90}"
+        fi
         step="${line%% *}"
         step="${step#\#}"
         case "$line" in
             "#$step ["*'] '*)
-                [[ "$line" == *'[internal]'* ]] || name[step]="${line#*] }"
+                [[ "$line" == *'[internal]'* ]] || name[step]=$(sed 's/^[^]]*\] //; s/--mount=[^ ]* //g; s/  */ /g' <<<"$line")
                 taken[step]="${line#* [}"
                 ;;
             *' wheels: '*) say "  ${line##* wheels: }" ;;
             *' DONE '*)
                 [[ -z "${name[step]:-}" || "${line##* }" == 0.* ]] ||
                     say "  ${line##* }  [${taken[step]%%]*}] ${name[step]:0:90}"
+                unset "name[step]"
                 ;;
+            "#$step CACHED"*) unset "name[step]" ;;
         esac
     done
 }

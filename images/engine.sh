@@ -15,24 +15,8 @@ engine_answers() { timeout 20 docker version --format '{{.Server.Version}}' >/de
 has_buildx() { docker buildx version >/dev/null 2>&1; }
 has_compose() { docker compose version >/dev/null 2>&1; }
 
-# Root's commands: as we are, or through sudo without a password.
-as_root() {
-    if ((EUID == 0)); then
-        "$@"
-    else
-        sudo -n true 2>/dev/null || fail "'$*' needs root, and sudo asks for a password. Type: sudo make engine"
-        sudo -n "$@"
-    fi
-}
-
-on_debian() { [[ -r /etc/debian_version ]] && command -v apt-get >/dev/null && grep -q '^ID=debian' /etc/os-release; }
-
-install_packages() { # install_packages PACKAGE…
-    say "installing from Debian's packages: $*"
-    as_root apt-get update --quiet --quiet
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
-        -o Dpkg::Use-Pty=0 "$@" >/dev/null
-}
+# shellcheck source=images/debian.sh
+source "$(dirname "$0")/debian.sh"
 
 # From Debian 13 on the client and the plugins are packages of their own.
 packaged() { apt-cache show "$1" >/dev/null 2>&1; }

@@ -144,6 +144,54 @@ def test_without_qemu_a_base_for_another_architecture_is_refused_with_what_to_in
     assert not (tmp_path / "mmdebstrap.words").exists()
 
 
+def test_on_debian_what_makes_the_base_is_installed_like_an_engine(tmp_path: Path) -> None:
+    for program in Path("/usr/bin").iterdir():
+        if program.name not in ("mmdebstrap", "apt-get", "sudo", "docker", "env"):
+            (tmp_path / program.name).symlink_to(program)
+    stand_in(tmp_path, "env", 'shift; exec "$@"')
+    stand_in(tmp_path, "sudo", 'shift; exec "$@"')
+    stand_in(tmp_path, "docker", "exit 0")
+    stand_in(tmp_path, "apt-get", f"[[ $1 != install ]] || ln -s /bin/true {tmp_path}/mmdebstrap")
+    done = run("/bin/bash", "images/base.sh", PATH=str(tmp_path))
+    if "ID=debian\n" not in Path("/etc/os-release").read_text():
+        assert (done.returncode, "make image BASE=its-name" in done.stderr) == (78, True)
+        return
+    assert done.returncode == 0, done.stderr
+    assert "base: installing from Debian's packages: mmdebstrap" in done.stderr
+    assert "mmdebstrap" in (tmp_path / "apt-get.words").read_text()
+
+
+def test_the_reason_why_a_base_cannot_be_pulled_is_docker_s_own(tmp_path: Path) -> None:
+    refused = "Error response from daemon: toomanyrequests: You have reached your pull rate limit."
+    stand_in(
+        tmp_path, "docker", f"case $1 in version) echo amd64 ;; pull) echo '{refused}' >&2; exit 1 ;; *) exit 1 ;; esac"
+    )
+    stand_in(tmp_path, "mmdebstrap", "exit 1")
+    done = run("images/build.sh", PATH=f"{tmp_path}:{os.environ['PATH']}", ARCHITECTURE="amd64")
+    assert done.returncode == 1
+    assert f"image: docker pull debian:trixie-slim: {refused}\n" in done.stderr
+
+
+def test_a_long_step_of_the_build_is_named_while_it_runs() -> None:
+    steps = "source <(sed -n '/^show_steps/,/^}/p' images/build.sh); say() { echo \"image: $*\" >&2; }; show_steps"
+    command = ["bash", "-euo", "pipefail", "-c", steps]
+    environ = {"PATH": os.environ["PATH"], "PAUSE": "0.05", "EVERY": "0"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as shell:
+        assert shell.stdin
+        assert shell.stderr
+        begun = "#9 [packages 4/4] RUN --mount=type=cache,target=/wheels --mount=type=secret,id=ca   /build/install.sh && /build/trim.sh"
+        shell.stdin.write(f"{begun}\n")
+        shell.stdin.flush()
+        assert re.fullmatch(
+            r"image:   … after \d+ s: RUN /build/install.sh && /build/trim.sh\n", shell.stderr.readline()
+        )
+        said = shell.communicate("#9 DONE 330.1s\n")[1].splitlines()
+    assert said[-1] == "image:   330.1s  [packages 4/4] RUN /build/install.sh && /build/trim.sh"
+    assert shell.returncode == 0
+
+
 def test_a_user_who_may_not_use_the_engine_is_told_so(tmp_path: Path) -> None:
     stand_in(
         tmp_path, "docker", "echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1"

@@ -58,9 +58,9 @@ class Link:
             raise MalformedError("not a proof")
         own_address = self._address("sockname")
         if key and proof.seen != own_address:
-            error = RelayedError(f"a connection from {own_address} arrives as one from {proof.seen}")
-            self.send(Refused(CONFIGURATION, str(error)))
-            raise error
+            relayed = RelayedError(f"a connection from {own_address} arrives as one from {proof.seen}")
+            self.send(Refused(CONFIGURATION, str(relayed)))
+            raise relayed
 
     @property
     def peer(self) -> str:
