@@ -33,6 +33,7 @@ PAGES = {file: page for page, file in GUIDES.items()}
 LINK = re.compile(r"\[([^][]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
 FRONT = re.compile(r"^<!-- front page -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)  # parts of the README
 HERE = "<!-- what the README marks as its front page -->\n"  # in index.md
+CELL, NAME = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL), re.compile(r"<code>(?=[^<\s]{1,32}</code>)")
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".toml": "toml", ".md": "markdown"}
 PICTURES = (".svg", ".png")
 
@@ -56,6 +57,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return markdown
     ours = led(markdown, str(PurePosixPath(GUIDES.get(name, f"{DOCS}{name}")).parent))
     return ours.replace(HERE, led("\n".join(FRONT.findall((ROOT / "README.md").read_text(encoding="utf-8"))), ""))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """A page's HTML. In a cell of a table, Markdown keeps the backslash of a \\| in code, and browsers break --option-names."""
+    return CELL.sub(lambda cell: NAME.sub('<code class="name">', cell[0].replace("\\|", "|")), html)
 
 
 def linked(page: Path) -> Iterator[str]:

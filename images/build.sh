@@ -125,6 +125,10 @@ show_steps() {
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 revision=$(git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
+# When the commit was made, not the image: the same code gives the same image.
+created=$(git log -1 --format=%cI 2>/dev/null || true)
+# An address for people, without what may be a user and a password; a folder or an ssh address is none.
+source=$(git remote get-url origin 2>/dev/null | sed --quiet --regexp-extended 's#^https://([^@/]*@)?(.*)#https://\2#; s#\.git$##; /^https:/p' || true)
 if at_hand "$image"; then
     say "bringing $image up to date"
 else
@@ -135,7 +139,8 @@ readonly log=build/image.log
 if ! docker buildx build --progress plain --load --file images/slipway/Dockerfile --tag "$image" \
     --build-arg "VARIANT=$variant" --build-arg "LOCK=$LOCK" --build-arg "TORCH=$TORCH" --build-arg "PACKAGES=$PACKAGES" \
     --build-arg "GPUS=$GPUS" --build-arg "DRIVER=$DRIVER" --build-arg "CAPABILITY=$CAPABILITY" \
-    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${foreign[@]}" "${secrets[@]}" . 2>&1 |
+    --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$created" \
+    --build-arg "SOURCE=$source" --build-arg "DOCUMENTATION=${source:+$source#readme}" "${foreign[@]}" "${secrets[@]}" . 2>&1 |
     tee "$log" | show_steps; then
     say "the build failed; its end:"
     tail --lines=25 "$log" >&2

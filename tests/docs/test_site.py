@@ -48,6 +48,15 @@ def test_it_builds_and_what_every_page_links_to_is_on_it(site: Path) -> None:
     assert dead == []
 
 
+def test_tables_show_values_without_backslashes_and_names_that_are_not_broken(site: Path) -> None:
+    cells = [
+        cell for page in site.rglob("*.html") for cell in re.findall(r"<td[^>]*>.*?</td>", page.read_text(), re.DOTALL)
+    ]
+    assert '<td><code class="name">N|MIN:MAX|N+SPARES</code></td>' in cells
+    assert '<td><code class="name">--after-failure-seconds</code></td>' in cells
+    assert [cell for cell in cells if "\\|" in cell] == []
+
+
 def test_its_front_page_is_the_readmes_beginning_and_read_in_a_minute(site: Path) -> None:
     parts = FRONT.findall((ROOT / "README.md").read_text())
     shown = (site / "index.html").read_text()

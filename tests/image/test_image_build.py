@@ -102,8 +102,12 @@ def test_its_labels_say_what_it_is_and_what_it_needs() -> None:
     assert LABELS[labels["slipway.variant"]].items() <= labels.items()
     assert labels["org.opencontainers.image.title"] == "Slipway"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
-    for name in ("description", "version", "revision", "base.name"):
+    for name in ("description", "version", "revision", "created", "base.name"):
         assert labels[f"org.opencontainers.image.{name}"], name
+    # Empty if the checkout was not cloned by https.
+    source, documentation = (labels[f"org.opencontainers.image.{name}"] for name in ("source", "documentation"))
+    assert documentation == (f"{source}#readme" if source else "")
+    assert "@" not in source
 
 
 @pytest.mark.core

@@ -141,6 +141,8 @@ def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tm
     assert page.rows("results")["val_loss"] == [f"{run.metrics[-1]['val_loss']:.6g}"]
     assert page.rows("settings")["layers"] == ["1|command line"]
     assert page.rows("settings")["batch-size"] == ["4|command line"]
+    assert "seed" not in page.rows("settings"), "it has its default"
+    assert "No curves" not in page.text
     assert {"tokens/s, median", "tokens/s, best"} <= set(page.rows("throughput"))
     assert "def " in page.text[page.text.index('class="samples"') :]
     assert f"10: {run.metrics[-1]['val_loss']:.4g}" in page.text  # under the pointer
@@ -160,6 +162,19 @@ def test_several_runs_are_laid_over_each_other_and_their_differences_marked(trai
     boxes = [values["id"] for tag, values in page.tags if tag == "input"]
     assert boxes == ["show-0", "show-1"]
     assert all(f"#{box}:not(:checked)) .runs .color-{number}" in page.text for number, box in enumerate(boxes))
+
+
+def test_a_run_without_curves_says_why_and_what_it_ran_on_is_shown(tmp_path: Path) -> None:
+    about = {"workload": "gpt", "device": "8 × NVIDIA H100", "torch": "2.10.0+cu128", "image": "0.1.0-cuda12-abc"}
+    for name, points in (("short", 1), ("none", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps(about))
+        lines = [json.dumps({"time": 1, "step": step, "loss": 2.5}) + "\n" for step in range(points)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    page = page_of(tmp_path / "short", tmp_path / "none", at=tmp_path / "page.html")
+    assert "short: No curves: each metric was recorded only once. For a curve, type --log-every" in page.text
+    assert "none: No curves: no metrics were recorded." in page.text
+    assert {name: page.rows("overview")[name][0] for name in ("device", "torch", "image")}.items() <= about.items()
 
 
 def test_the_page_refers_to_nothing_outside_itself(train: Start, tmp_path: Path) -> None:
@@ -183,7 +198,7 @@ def test_nothing_that_a_run_says_becomes_markup(train: Start, tmp_path: Path) ->
     run = train("linear", "--dataset-size", 128, "--steps", 8, "--log-every", 2, folder=f"<b>{EVIL.replace('/', '')}")
     launched(run, [("failed", EVIL)], workload=EVIL, arguments=[EVIL], version=EVIL)
     options = json.loads((run.folder / "options.json").read_text())
-    options |= {EVIL: EVIL, "lr": EVIL, "sources": {"lr": EVIL}}
+    options |= {EVIL: EVIL, "lr": EVIL, "sources": {"lr": EVIL, EVIL: EVIL}}
     (run.folder / "options.json").write_text(json.dumps(options))
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps({"time": 1, "step": step, EVIL: step}) + "\n" for step in (9, 10))
@@ -196,7 +211,7 @@ def test_nothing_that_a_run_says_becomes_markup(train: Start, tmp_path: Path) ->
     page = page_of(run.folder, at=tmp_path / "page.html")
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
     assert [values for tag, values in page.tags if tag == "img" or "onerror" in values] == []
-    assert page.rows("settings")[EVIL] == [EVIL]
+    assert page.rows("settings")[EVIL] == [f"{EVIL}|{EVIL}"]
     assert EVIL in page.rows("overview")["arguments"][0].replace("'\"'\"'", "'")
     assert page.text.count("&lt;script&gt;") > 12
 

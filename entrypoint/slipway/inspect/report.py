@@ -46,6 +46,7 @@ def make_page(runs: Sequence[Record]) -> str:
         results=report_tables.last_values(runs),
         throughput=report_tables.throughput(runs),
         comparison=comparison_rows,
+        missing_curves=report_tables.missing_curves,
         measured=measured,
         bandwidth=[Markup(picture) for picture in plots(runs)],  # noqa: S704  # likewise
         remarks=remarks,

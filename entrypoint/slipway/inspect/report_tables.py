@@ -51,7 +51,10 @@ def overview(runs: Sequence[Record]) -> list[TableRow]:
         ("steps", lambda run: f"{run.metrics.steps:,}" if run.metrics.curves else NONE),
         ("from first to last report", duration),
         ("arguments", arguments),
+        ("device", lambda run: run.about.device or NONE),
         ("slipway", lambda run: run.about.version or NONE),
+        ("torch", lambda run: run.about.torch or NONE),
+        ("image", lambda run: run.about.image or NONE),
         ("directory", lambda run: str(run.path)),
         ("damaged lines", lambda run: str(run.metrics.damaged or "")),
     ]
@@ -124,15 +127,25 @@ def throughput(runs: Sequence[Record]) -> list[TableRow]:
     return rows
 
 
+def missing_curves(run: Record) -> str:
+    """Why a run has no curves; empty if it has some."""
+    if any(len(points) > 1 for points in run.metrics.curves.values()):
+        return ""
+    if run.metrics.curves:
+        return "No curves: each metric was recorded only once. For a curve, type --log-every with a smaller number of steps."
+    return f"No curves: {run.metrics.unread or 'no metrics were recorded'}."
+
+
 def settings(runs: Sequence[Record]) -> list[TableRow]:
-    """Every option with its value in each run, and its source where that is not the default; differences are marked."""
+    """Each option that differs from its default in a run, with its value in each and its source; differences are marked."""
     names = dict.fromkeys(name for run in runs for name in run.options if name not in ("workload", "sources"))
     rows = []
     for name in names:
         values = [run.options.get(name) for run in runs]
         cells = tuple(NONE if value is None else as_typed(value) for value in values)
         notes = tuple(source if (source := str(run.sources.get(name, DEFAULT))) != DEFAULT else "" for run in runs)
-        rows.append(TableRow(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
+        if any(notes) or len(set(cells)) > 1 or not all(run.sources for run in runs):
+            rows.append(TableRow(name.replace("_", "-"), cells, notes, len(set(cells)) > 1))
     return rows
 
 

@@ -30,6 +30,9 @@ class RunRecord(NamedTuple):
     attempt: Number = 0
     nodes: Annotated[int, Between(0, NODES)] = 0
     processes_per_node: int = 0
+    device: str = ""  # of node 0
+    torch: str = ""  # its version
+    image: str = ""  # the identity of Slipway's image
 
 
 class NodeEnd(NamedTuple):

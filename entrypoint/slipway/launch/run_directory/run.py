@@ -5,11 +5,13 @@ import itertools
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.launch.resolve.packages import locate_module, read_version
 from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
@@ -324,11 +326,20 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> bool:
                 "attempt": run.attempt,
                 "nodes": plan.topology.nodes,
                 "processes_per_node": plan.topology.processes_per_node,
+                "device": _device(plan),
+                "torch": found[0] if (found := read_version(locate_module("torch") or run.path)) else "",
+                "image": plan.topology.image or "",
             }
             write_json(run.path / RUN_FILE, record)
         return sync_folder(run.path)
     except OSError as error:
         raise cannot_make(error) from None
+
+
+def _device(plan: Plan) -> str:
+    """The devices of this node in words, such as `8 × NVIDIA H100 80GB HBM3`."""
+    names = Counter(gpu.name for gpu in plan.topology.gpus)
+    return ", ".join(f"{count} × {name}" for name, count in names.items()) or plan.topology.device
 
 
 def require_renames(folder: Path) -> None:
