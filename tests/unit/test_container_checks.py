@@ -14,6 +14,7 @@ from slipway.launch.resolve import container_checks, host
 from slipway.launch.resolve.container_checks import (
     default_runs,
     fleeting_results,
+    other_image,
     require_writable,
     unmounted,
     unseen,
@@ -439,3 +440,28 @@ def test_a_folder_for_temporary_files_in_which_no_socket_fits_is_warned_of(lengt
     told = [line for line in warnings(host, resolve({}), Path("runs"), True) if "AF_UNIX" in line]
     assert bool(told) is warned
     assert not warned or f"{folder}" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "named", "version"),
+    [
+        ("1.2.3-cuda12-abc", "registry.example#owner/slipway:1.3.0-cuda12", "1.3.0-cuda12"),
+        ("1.2.3-cuda12-abc", "/shared/images/slipway-1.2.3-cuda13.sqsh", "1.2.3-cuda13"),
+        ("1.2.3-cuda12-abc", "registry.example/owner/slipway:1.2.4-cpu@sha256:0123", "1.2.4-cpu"),
+        ("1.2.3-cuda12-abc", "registry.example/owner/slipway:1.2.3-cuda12", ""),
+        ("1.2.3-cuda12-abc", "/shared/images/slipway-1.2.3-cuda12.sqsh", ""),
+        # What somebody numbers as they like says nothing about the version of Slipway in it.
+        ("1.2.3-cuda12-abc", "/shared/images/slipway-1.3.sqsh", ""),
+        ("1.2.3-cuda12-abc", "registry.example/me/train:2.0.1-cuda12", ""),
+        ("1.2.3-cuda12-abc", "dockerd://slipway:dev", ""),
+        ("1.2.3-cuda12-abc", "", ""),
+    ],
+)
+def test_a_container_of_another_image_than_the_named_one_is_told(image: str, named: str, version: str) -> None:
+    told = other_image(in_image("slurm", image=image), named)
+    assert bool(told) == bool(version)
+    if version:
+        assert f"IMAGE={named} names version {version} of Slipway, and this container has {image}." in told
+        assert '--container-name="slipway-$SLURM_JOB_ID"' in told
+        assert "container-name" not in other_image(in_image("docker", image=image), named)
+    assert other_image(in_image("slurm", image=None), named) == ""

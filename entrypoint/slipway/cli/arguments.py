@@ -14,7 +14,14 @@ import click
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, require_module, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
-from slipway.launch.resolve.container_checks import default_runs, results_folder, unmounted, unseen, warnings
+from slipway.launch.resolve.container_checks import (
+    default_runs,
+    other_image,
+    results_folder,
+    unmounted,
+    unseen,
+    warnings,
+)
 from slipway.launch.resolve.devices import Devices, read_devices
 from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
@@ -110,6 +117,7 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
         require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
     notes = [*sources.file_lines, *(f"warning: {slip}" for slip in sources.slips)]
     notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes += filter(None, [other_image(host, claim.value if (claim := sources.variable("IMAGE")) else "")])
     notes += [] if workload.own else misplaced(program.arguments, program.typed)
     return topology._replace(notes=tuple(notes))
 

@@ -2,6 +2,7 @@
 for questions about the folder of the results and the working directory."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,13 +19,15 @@ from slipway.launch.resolve.host import (
     mounted_from,
     owner_of,
 )
-from slipway.launch.resolve.runtimes import runtime_of
+from slipway.launch.resolve.runtimes import SLURM, runtime_of
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
+from slipway.protocol.variants import NAMES
 
 # A socket's path has at most 107 bytes (unix(7)); Python's multiprocessing adds /pymp-xxxxxxxx/listener-xxxxxxxx.
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+PUBLISHED = re.compile(rf"slipway[:_-](\d+\.\d+\.\d+\w*-(?:{'|'.join(NAMES)}))(?:\.sqsh|@.*)?$")
 SMALL_SHM = 512 << 20  # bytes; docker gives 64 MB, and a data loader's worker wants a batch there, NCCL 10 MB per peer
 
 
@@ -145,6 +148,24 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
         )
     if not own:
         yield from _read_only_work(host)
+
+
+def other_image(host: Host, named: str) -> str:
+    """The warning that this container is not made from the image that IMAGE names; empty if it may be.
+
+    Only the tags of published images say what is in them: 1.2.3-cuda12, as a tag or at the end of a file's name.
+    """
+    found = PUBLISHED.search(named)
+    if host.image is None or not found or host.image == found[1] or host.image.startswith(f"{found[1]}-"):
+        return ""
+    cause = (
+        " With --container-name=NAME, pyxis starts what an earlier job unpacked under this name: leave it out, or type "
+        '--container-name="slipway-$SLURM_JOB_ID".'
+    )
+    return (
+        f"warning: IMAGE={named} names version {found[1]} of Slipway, and this container has {host.image}."
+        f"{cause if host.runtime == SLURM.name else ''}"
+    )
 
 
 def _read_only_work(host: Host) -> Iterator[str]:
