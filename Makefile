@@ -34,7 +34,7 @@ test: .venv/.dev .venv/.train ## Run the most important tests that this machine 
 ##@ Tests
 .PHONY: test-nightly
 test-nightly: .venv/.dev .venv/.train .venv/.bench ## Run all tests; takes hours (PART=1/4 runs a quarter of them)
-	@TIER=nightly SIM_SEEDS=20000 $(SECTIONS) -- $(ARGS)
+	@TIER=nightly SIM_SEEDS=20000 STOPS=5 $(SECTIONS) -- $(ARGS)
 
 .PHONY: test-under-load
 test-under-load: .venv/.dev .venv/.train ## Run the core tests that need no engine while other programs keep every core busy

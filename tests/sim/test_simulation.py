@@ -1,6 +1,6 @@
 """Seeded simulations of the launchers' protocol: whatever happens to the nodes, no rule (rules.py) is broken.
 
-SIM_SEEDS says how many (300 by default), SIM_SEED the first one. What failed is replayed by its number, with a log of
+SIM_SEEDS says how many (200 by default), SIM_SEED the first one. What failed is replayed by its number, with a log of
 all that happened:
 
     .venv/bin/python tests/sim/simulate.py --seed NUMBER
@@ -37,7 +37,7 @@ from world import World
 from slipway.launch.rendezvous.coordinator import SETTLE_SECONDS
 from slipway.protocol.errors import PEER
 
-FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "300"))
+FIRST, SEEDS = int(os.environ.get("SIM_SEED", "0")), int(os.environ.get("SIM_SEEDS", "200"))
 CHUNK = 20  # seeds of one test: few enough for its time-out on a busy machine, and several processes can share them
 
 

@@ -21,7 +21,7 @@ from ports import take_ports
 from waiting import PATIENCE, wait_until
 
 KILLS = {1: int(os.environ.get("KILLS", "10")), 2: int(os.environ.get("KILLS", "3"))}  # by the number of nodes
-STOPS, IN_A_ROW = int(os.environ.get("STOPS", "5")), 5
+STOPS, IN_A_ROW = int(os.environ.get("STOPS", "2")), 5
 STOPPED = ("by_steps", "by_boundary", "with_unused", "averaged")  # with more than 4 * IN_A_ROW steps
 PROCESSES = {"hybrid": 4}  # of those that need more than two
 
