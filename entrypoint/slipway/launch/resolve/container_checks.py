@@ -19,7 +19,7 @@ from slipway.launch.resolve.host import (
     mounted_from,
     owner_of,
 )
-from slipway.launch.resolve.runtimes import SLURM, runtime_of
+from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology
 from slipway.protocol.errors import LaunchError
@@ -158,13 +158,9 @@ def other_image(host: Host, named: str) -> str:
     found = PUBLISHED.search(named)
     if host.image is None or not found or host.image == found[1] or host.image.startswith(f"{found[1]}-"):
         return ""
-    cause = (
-        " With --container-name=NAME, pyxis starts what an earlier job unpacked under this name: leave it out, or type "
-        '--container-name="slipway-$SLURM_JOB_ID".'
-    )
     return (
         f"warning: IMAGE={named} names version {found[1]} of Slipway, and this container has {host.image}."
-        f"{cause if host.runtime == SLURM.name else ''}"
+        f"{runtime_of(host.runtime).other_image}"
     )
 
 

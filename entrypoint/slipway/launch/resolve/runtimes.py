@@ -26,6 +26,7 @@ class Runtime(NamedTuple):
     has_services: bool = False
     # Seconds until the network reaches a new node: Kubernetes tells a new pod's address to every machine's NetworkPolicy.
     opening: float = 0.0
+    other_image: str = ""  # why a container may be made from another image than the one that was named, and what to do
 
 
 HOST = Runtime("host", starts_checkouts=True, grants_gpus=False, own_tmp=True)
@@ -49,6 +50,8 @@ SLURM = Runtime(
     by_hand=False,
     starts_checkouts=True,
     own_tmp=True,
+    other_image=" With --container-name=NAME, pyxis starts what an earlier job unpacked under this name: leave it out, or type "
+    '--container-name="slipway-$SLURM_JOB_ID".',
 )
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType({each.name: each for each in (HOST, DOCKER, KUBERNETES, SLURM)})
 
