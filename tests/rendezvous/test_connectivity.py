@@ -193,6 +193,7 @@ OWN = ("gpu01", "10.0.0.5")
         ("refused", "localhost", "host", (), "node 0 has not started yet"),
         ("refused", "n0", "docker", (), "node 0 has not started yet"),
         ("hung up", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),
+        ("relayed", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),
     ],
 )
 def test_what_an_address_means_where_this_is_node_0_or_a_container(

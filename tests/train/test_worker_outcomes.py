@@ -221,6 +221,13 @@ def test_progress_is_lines_and_on_a_terminal_a_bar_below_them(capsys: pytest.Cap
     assert "\n" not in printed.err, "a bar stays in its row, and is taken away"
 
 
+@pytest.mark.parametrize("bar", [False, True])
+def test_without_a_terminal_the_first_step_is_shown_at_once(capsys: pytest.CaptureFixture[str], bar: bool) -> None:
+    Progress(1000, 150, True, bar, "tokens", 128).begin(151, 50)
+    shown = "step 151/1000  done; a line with the loss comes every 50 steps\n"
+    assert capsys.readouterr().out == ("" if bar else shown)
+
+
 def test_a_terminal_shows_a_few_of_the_lines_and_the_log_has_all(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the secon
 TORCHRUN_ENDS = 10.0  # s that it has when all workers have said how they ended, and are gone
 PLACED_THREADS = "OMP_NUM_THREADS is not set, or OpenMP places its threads itself"
 NO_TORCH = "the attempt before ended before it had imported torch, or was not watched"
+LONG_IMPORT = 10.0  # s without a sign of life from a worker, after which it is said what takes the time
 THAWED = 5.0  # s after which having been frozen explains nothing any more
 
 
@@ -86,7 +87,7 @@ class Attempt:
         self.milestones.xids = self._gpu_events.counts
         self._lost: Elsewhere | None = None
         self._still = 0.0  # seconds for which this launcher was frozen before it found the others gone
-        self._started = self._failed = False
+        self._started = self._failed = self._told = False
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
         """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
@@ -199,6 +200,12 @@ class Attempt:
             if self._own:  # else the launcher that judged has reported it
                 self._job_wide.on_hang(f"hang: {hang.text}")
         self._job_wide.look_on(self.milestones)
+        imported = child.started and (self.milestones.spoke or not self._own)
+        if not (imported or self._told) and now - self.milestones.begun >= LONG_IMPORT:
+            self._told = True
+            self._say(
+                f"importing torch, for {now - self.milestones.begun:.0f} s so far; the first time its files come from the disk"
+            )
         self._prepare_next(child)
         outcomes = self.node.outcomes(self._ranks)
         # Its process may be long in coming to an end: NCCL waits for peers that are connected.

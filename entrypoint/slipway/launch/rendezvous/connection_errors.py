@@ -90,8 +90,10 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "host": "it is set to another value there, or on only one of the two nodes; or another program took this port first"
         },
         "relayed": {
+            "kubernetes": "a service mesh, such as Istio, forwards the connection. Give the pods the label "
+            'sidecar.istio.io/inject: "false"; or the name leads to another pod',
             "host": "a proxy, or a router that translates addresses (NAT), forwards the connection; with a SLIPWAY_TOKEN nodes "
-            "connect directly only. Or the name leads to another machine; give an address of node 0"
+            "connect directly only. Or the name leads to another machine; give an address of node 0",
         },
         "another job": {
             "host": "two jobs share a name or a Service; give each a MASTER_ADDR, or a MASTER_PORT, of its own"

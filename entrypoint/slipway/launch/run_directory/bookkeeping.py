@@ -57,6 +57,11 @@ class Milestones:
         self._beat = beats[min(beats)] if beats else self._beat
 
     @property
+    def spoke(self) -> bool:
+        """Whether a rank has said what it does, which it first does once torch is imported."""
+        return self._beat is not None
+
+    @property
     def trained(self) -> float:
         """Seconds of training beyond the highest step of all attempts before. Standing still there is not training."""
         return self._new[1] - self._new[0] if self._new else 0.0

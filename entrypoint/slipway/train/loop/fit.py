@@ -132,6 +132,7 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
         context.begin_stop_exchange(late=not training.loader.ready())
     if witness:
         witness.begin("fit")
+    begun = training.step
     while training.step < training.total and word is None:
         word = next_word(training)
         if word is not None:
@@ -150,6 +151,8 @@ def take_steps(training: Training, metrics: Sinks, progress: Progress, phase: Ph
         last = training.step == training.total
         if last or ended_epoch or training.step % options.log_every == 0:
             report_step(training, rate, metrics, progress, ended_epoch)
+        elif training.step == begun + 1:
+            progress.begin(training.step, options.log_every)
         if training.tracing.poll(ends_trace(training)):
             progress.restart(training.step)
         if is_save_due(training):

@@ -80,6 +80,11 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
+    def begin(self, step: int, every: int) -> None:
+        """Without a bar, show that the first step is done: the first line with a loss may come minutes later."""
+        if self._bar is None:
+            self.say(f"step {step}/{self._total}  done; a line with the loss comes every {every} steps")
+
     def speed(self, step: int) -> float:
         """Units per second since the last report or restart."""
         return self._rate(step) * self._units_per_step
