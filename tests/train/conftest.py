@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import random
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) 
     """
     for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
         monkeypatch.setattr(import_module("torch.optim.optimizer"), hooks, OrderedDict())
-    for module, name in SEEDING:
+    for module, name in (*SEEDING, (random.Random, "seed")):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in [name for name in os.environ if name.startswith(("SLIPWAY_", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)

@@ -486,6 +486,121 @@ def train_sharded(seen: Seen, mesh: Any, **more: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "falls": falls}
 
 
+def lbfgs(seen: Seen, **more: Any) -> dict[str, Any]:
+    """An optimizer that calls for several losses in a step."""
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)
+    x, y = (torch.stack(each) for each in list(zip(*map(Numbers().__getitem__, range(52)), strict=True))[1:])
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        return loss.item()
+
+    for number in run.steps(28):
+        run.log(loss=optimizer.step(closure))
+        seen.extend([number])
+    return {"model": model, "optimizer": optimizer}
+
+
+def skipping(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Clipped gradients; a step is left out if they are far larger than before."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Numbers(), 4, shuffle=True)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    for _ in run.epochs(2):
+        for numbers, x, y in run.batches(loader):
+            loss_of(model, x, y).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+            if norm < 1.2 * run.state.get("norm", norm + 1):
+                optimizer.step()
+                run.state["norm"] = norm
+            optimizer.zero_grad()
+            seen.extend(numbers.tolist())
+    return {"model": model, "optimizer": optimizer, "state": run.state}
+
+
+def distilled(seen: Seen, **more: Any) -> dict[str, Any]:
+    """A frozen teacher, made alike in each start and not passed."""
+    model, teacher = make_model(), make_model(nn.Linear(8, 8)).eval().requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Numbers(), 4, shuffle=True)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    for _ in run.epochs(2):
+        for numbers, x, y in run.batches(loader):
+            optimizer.zero_grad()
+            (loss_of(model, x, y) + loss_of(model, x, teacher(x))).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+    return {"model": model, "optimizer": optimizer}
+
+
+class Shard(Stream):
+    """A rank's part of a stream, in another order in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        order = random.Random(self.epoch).sample(range(52), 52)
+        yield from map(Numbers().__getitem__, order[rank::ranks])
+
+
+def streamed(seen: Seen, **more: Any) -> dict[str, Any]:
+    """A stream that each rank reads a part of."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Shard(), 4)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    for _ in run.epochs(2):
+        for numbers, x, y in run.batches(loader):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+    return {"model": model, "optimizer": optimizer}
+
+
+class Trainer:
+    """A loop in the methods of a class."""
+
+    def __init__(self, seen: Seen, **more: Any) -> None:
+        self.model, self.seen = make_model(), seen
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.run = slipway.resume(model=self.model, optimizer=self.optimizer, seen=seen, **more)
+
+    def fit(self, loader: DataLoader[Any]) -> None:
+        for _ in self.run.epochs(2):
+            self.model.train()
+            for batch in self.run.batches(loader):
+                self.training_step(*batch)
+            self.run.state["best"] = min(self.validate(), self.run.state.get("best", 9.0))
+
+    def training_step(self, numbers: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss_of(self.model, x, y).backward()
+        self.optimizer.step()
+        self.seen.extend(numbers.tolist())
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        return loss_of(self.model.eval(), torch.ones(4, 3), torch.ones(4, 1)).item()
+
+
+def as_trainer(seen: Seen, **more: Any) -> dict[str, Any]:
+    """`Trainer(…).fit(loader)`, as in PyTorch Lightning, with a validation after each epoch."""
+    trainer = Trainer(seen, **more)
+    trainer.fit(DataLoader(Numbers(), 4, shuffle=True))
+    return {"model": trainer.model, "optimizer": trainer.optimizer, "state": trainer.run.state}
+
+
+PATTERNS: tuple[Loop, ...] = (lbfgs, skipping, distilled, streamed, as_trainer)  # of one process
 ALONE: tuple[Loop, ...] = (
     classifier, accumulating, tails, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps,
     by_boundary, drawing,

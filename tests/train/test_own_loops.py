@@ -61,7 +61,7 @@ def break_at(boundary: int) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("loop", [*own_loops.ALONE, own_loops.with_workers])
+@pytest.mark.parametrize("loop", [*own_loops.ALONE, *own_loops.PATTERNS, own_loops.with_workers])
 def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
     loop: own_loops.Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dice: random.Random
 ) -> None:
@@ -84,6 +84,7 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
         own_loops.accumulating,
         own_loops.tails,
         own_loops.half_precision,
+        own_loops.skipping,
     ):  # which take batches again that led to no step
         assert trained + seen == whole_seen
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -243,12 +244,15 @@ def generators_of_the_loop() -> None:
 
         def train(self) -> None:
             rng, legacy, seeded = np.random.default_rng(0), np.random.RandomState(0), torch.Generator()
+            again = random.Random(0)
             model = net()
             optimizer = SGD(model.parameters(), 0.1)
             run = slipway.resume(model=model, optimizer=optimizer)
             for step in run.steps(2):
                 seeded.manual_seed(step)
                 torch.rand(1, generator=seeded)
+                again.seed(step)
+                again.random()
                 rng.random(), legacy.rand(), self.draw.random(), np.random.rand(), random.random(), torch.rand(1)
                 teach(model, optimizer)
 
@@ -373,6 +377,16 @@ def test_the_advice_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "Pass it: g_2=trainer._G; or say that this is right: ignore=(trainer._G,)." in said
     assert "Pass it: second=trainer.second; " in said
+
+
+def test_a_hook_of_the_users_own_is_called_in_the_first_step_too() -> None:
+    model, seen = net(), list[int]()
+    optimizer = SGD(model.parameters(), 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    register_optimizer_step_pre_hook(lambda *_: seen.append(run.step))
+    for _ in run.steps(2):
+        teach(model, optimizer)
+    assert seen == [0, 1]
 
 
 # What is done too late

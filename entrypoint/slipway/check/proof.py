@@ -258,13 +258,19 @@ def drawn_at_begin(reference: Sequence[Event], repeated: Sequence[Event]) -> lis
 
 
 def choose_kills(reference: Events, count: int, dice: random.Random) -> list[Kill]:
-    """Return kills in the order of the run: one at a moment of each kind, if the run has such moments, the others anywhere."""
+    """Return kills in the order of the run: one at a moment of each kind, if the run has such moments.
+
+    The others, and the one within an epoch, are in the second half, where what is counted by epochs has moved on.
+    """
     possible = [kill for rank, attempt in undisturbed(reference).items() for kill in moments_of(rank, attempt)]
+    middle = max((kill.interval for kill in possible), default=0) / 2
     chosen: list[Kill] = []
     for number in range(count):
         taken = {kill.interval for kill in chosen}
         left = [kill for kill in possible if kill.interval not in taken]
-        fitting = [kill for kill in left if number < len(MOMENTS) and kill.kind == MOMENTS[number]] or left
+        late = [kill for kill in left if kill.interval >= middle]
+        kind = MOMENTS[number] if number < len(MOMENTS) else WITHIN
+        fitting = [kill for kill in (late if kind == WITHIN else left) if kill.kind == kind] or late or left
         if fitting:
             chosen.append(dice.choice(fitting))
     return sorted(chosen)

@@ -30,12 +30,17 @@ SEEDS = (
 )
 
 
-def exact_lines(reference: Events, killed: int) -> list[str]:
-    """Return the answer for a script that resumes exactly, and what the runs did not show."""
+def exact_lines(reference: Events, killed: int, wanted: int = 0) -> list[str]:
+    """Return the answer for a script that resumes exactly, and what the runs did not show. `wanted`: kills."""
     ranks = undisturbed(reference)
     steps = next(iter(ranks.values())).last.step
-    counted = f"{steps} steps, {count(killed, 'kill')}, {count(len(ranks), 'rank')}"
-    return [f"resumes exactly: {counted}; equal: {', '.join(equal_parts(reference))}", *notes(reference)]
+    few = f"only {killed} of {wanted} kills were possible: a passed optimizer stepped only {count(steps, 'time')}"
+    counted = f"{count(steps, 'step')}, {count(killed, 'kill')}, {count(len(ranks), 'rank')}"
+    return [
+        f"resumes exactly: {counted}; equal: {', '.join(equal_parts(reference))}",
+        *[few] * (killed < wanted),
+        *notes(reference),
+    ]
 
 
 def unsteady_lines(reference: Events, repeated: Events, first: EventDifference) -> list[str]:

@@ -130,7 +130,7 @@ def answer(trial: Trial, kills: int, seed: int) -> int:
     say("prove: kills: " + "; ".join(f"rank {kill.moment.rank} at step {kill.step}, {kill.kind}" for kill in chosen))
     third = run(trial, 3, chosen)
     lines = different_lines(first.events, third.events, chosen[: third.killed], third.cause)
-    click.echo("\n".join(lines or exact_lines(first.events, third.killed)))
+    click.echo("\n".join(lines or exact_lines(first.events, third.killed, kills)))
     return FAILED if lines else FINISHED
 
 

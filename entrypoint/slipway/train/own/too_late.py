@@ -49,8 +49,7 @@ class Weights:
         self._handle = register_optimizer_step_pre_hook(self._compare)
 
     def _compare(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
-        before = self._before
-        self.close()
+        before, self._before = self._before, {}
         # An optimizer around this one, such as SAM, may have moved the parameters in a step of its own.
         moved: set[int] = set()
         if not any(optimizer is each for each in self._passed):
@@ -69,7 +68,9 @@ class Weights:
                 )
 
     def note_boundary(self, bare: bool) -> None:
-        """Nothing: the steps are what counts here."""
+        """Compare no more after the first step; torch goes through all hooks in a step, so none can be removed there."""
+        if not self._before:
+            self._handle.remove()
 
     def close(self) -> None:
         """Compare no more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractContextManager, suppress
@@ -67,6 +68,9 @@ class Unsaved:
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
         self._late: list[Weights | Seeding] = []
         self._handle = register_optimizer_step_post_hook(self._note_step)
+        self._seeded = set[int]()  # generators of `random` that were seeded since the last look
+        self._seed = random.Random.seed
+        random.Random.seed = self._noting_seed()  # type: ignore[method-assign]
 
     def begin(self, told: Callable[[], AbstractContextManager[None]]) -> None:
         """When `slipway.resume` returns. `told`: ends the process with one line where a ConfigurationError leaves it."""
@@ -76,6 +80,15 @@ class Unsaved:
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
         self._seen.add(optimizer)
+
+    def _noting_seed(self) -> Callable[..., None]:
+        usual, seeded = self._seed, self._seeded
+
+        def seed(generator: random.Random, *args: Any, **more: Any) -> None:
+            seeded.add(id(generator))
+            usual(generator, *args, **more)
+
+        return seed
 
     def note_read(self, loader: Any) -> None:
         """Note that `run.batches` reads from a loader: whatever this draws from is a part of the training."""
@@ -113,6 +126,7 @@ class Unsaved:
                 if self._trains(value, watched, trained) and not saved.has(value) and not self._is_beside(value):
                     watched.told = True
                     self._warn(self._line(watched, value))
+        self._seeded.clear()
         self._look_for_parameters(saved)
 
     def _trains(self, value: Any, watched: Bystander, trained: set[int]) -> bool:
@@ -126,7 +140,9 @@ class Unsaved:
         if isinstance(value, torch.optim.Optimizer) and value in self._seen:
             return True
         before, watched.mark = watched.mark, mark_of(value)
-        seeded = isinstance(value, torch.Generator) and watched.mark[:1] != before[:1]  # type: ignore[index]
+        seeded = id(value) in self._seeded
+        if isinstance(value, torch.Generator):
+            seeded = watched.mark[:1] != before[:1]  # type: ignore[index]
         return watched.mark != before and not seeded
 
     def _is_beside(self, value: Any) -> bool:
@@ -206,6 +222,7 @@ class Unsaved:
     def close(self) -> None:
         """Look no more."""
         self._handle.remove()
+        random.Random.seed = self._seed  # type: ignore[method-assign]
         for each in self._late:
             each.close()
 
