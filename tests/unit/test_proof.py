@@ -137,6 +137,12 @@ def test_a_generator_that_is_restored_with_the_first_batch_is_no_cause() -> None
     assert line.startswith("differs first at step 4: the batch is another one. Keep in run.state")
 
 
+def test_a_model_that_was_left_in_another_mode_is_named() -> None:
+    forgot = changed(WHOLE, EventKind.FORWARD, 3, validates=True)
+    [line, *_] = different_lines(of_ranks(forgot), of_ranks(steps(0, 2), steps(2, 5)), [], "")
+    assert "Net is in training mode instead of eval mode (or under no_grad). No snapshot has the mode" in line
+
+
 def test_a_rank_is_named_if_the_others_are_right() -> None:
     repeated = of_ranks(steps(0, 2), steps(2, 5))
     repeated[1][1] = changed(repeated[1][1], EventKind.BATCH, 3, values={"": 8})

@@ -199,7 +199,7 @@ def first_in(
     left, right = (training(each.events) if resumed else each.events for each in (expected, found))
     for number, (one, other) in enumerate(zip(left, right, strict=False)):
         names = differing(one, other) if exact or one.kind not in DERIVED else ()
-        if names or (one.kind, one.facts) != (other.kind, other.facts):
+        if names or (one.kind, one.facts, one.validates) != (other.kind, other.facts, other.validates):
             return number, one, other, names
     if len(left) < len(right):
         return len(left), None, right[len(left)], ()

@@ -23,6 +23,7 @@ WORDS = {
     EventKind.BATCH: "a batch", EventKind.FORWARD: "a call of a model", EventKind.OUTPUT: "a call of a model",
     EventKind.STEP: "a step of an optimizer", EventKind.LOG: "a call of run.log", EventKind.BOUNDARY: "a boundary",
 }  # fmt: skip
+MODES = {False: "training mode", True: "eval mode (or under no_grad)"}
 GENERATORS = {"cpu": "torch", "cuda": "torch on the GPU", "numpy": "numpy", "python": "random"}
 SEEDS = (
     "Seed what draws random numbers before it draws (torch.manual_seed, numpy.random.seed, random.seed). On a GPU, call "
@@ -63,6 +64,8 @@ def different_lines(reference: Events, repeated: Events, kills: Sequence[Kill], 
     lost, drawn = find_lost(reference, repeated, first), find_drawn(reference, repeated, first)
     if lost:
         why = f": {'; '.join(map(explain, lost))}"
+    elif first.expected and first.found and first.expected.validates != first.found.validates:
+        why = ". No snapshot has the mode of a model: call model.train() at the start of each epoch"
     elif drawn:
         why = f": the random numbers of {' and '.join(GENERATORS[name] for name in drawn)} are not those of a run without kills"
     else:
@@ -167,6 +170,8 @@ def describe(first: EventDifference) -> str:
 def describe_event(expected: Event, found: Event, first: EventDifference) -> str:
     """Return what differs in an event that both runs have."""
     module = found.facts.get("module", "")
+    if found.validates != expected.validates:
+        return f"{module} is in {MODES[found.validates]} instead of {MODES[expected.validates]}"
     if found.kind == EventKind.BATCH or (found.kind == EventKind.FORWARD and not first.number and not found.validates):
         return "the batch is another one"
     if found.kind == EventKind.FORWARD:
