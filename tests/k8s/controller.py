@@ -13,7 +13,7 @@ from typing import Any
 from containers import PATIENCE
 from kubectl import Document
 from pod import Pod
-from policy import Condition, due, judge
+from policy import Condition, due, judge, judge_restarts
 from waiting import wait_until
 
 Start = Callable[[Document, int], Pod]
@@ -38,11 +38,14 @@ class Job:
         self.sync()
 
     def sync(self) -> None:
-        """One look at the pods: end the Job, or replace who is missing."""
+        """One look at the pods: end the Job, or replace who is missing; kubelet's as well, if containers restart in place."""
+        for pod in self.pods:
+            pod.keep_up(HASTE)
         over = [pod for pod in self.pods if not pod.running]
         alive = [pod for pod in self.pods if pod not in over]
         ended = [pod.ended for pod in over]
-        if not self.conditions and (condition := judge(self.spec, ended)):
+        restarts = sum(pod.restarts for pod in alive)
+        if not self.conditions and (condition := judge(self.spec, ended) or judge_restarts(self.spec, restarts)):
             self.conditions.append(condition)
             for pod in alive:
                 pod.stop()

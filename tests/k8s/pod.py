@@ -44,17 +44,38 @@ class Pod:
         self._message.touch()
         self._message.chmod(0o666)
         message = ["--volume", f"{self._message}:/dev/termination-log"]
-        words = docker_words(document, documents, [*mounts, *message, *more])
-        self.container: Container = Containers(undo).start(shlex.join(words))
+        self._words = shlex.join(docker_words(document, documents, [*mounts, *message, *more]))
+        self.restarts, self._before, self._fell = 0, "", 0.0
+        self.container: Container = Containers(undo).start(self._words)
 
     @property
     def text(self) -> str:
         """All it has written."""
-        return self.container.text
+        return self._before + self.container.text
 
     @property
     def running(self) -> bool:
+        """Whether it has not ended: kubelet starts a container that failed again under `restartPolicy: OnFailure`."""
+        return self._up or (self._in_place and not self.told and self.container.state("ExitCode") != "0")
+
+    @property
+    def _up(self) -> bool:
         return self.container.state("Status") != "exited"
+
+    @property
+    def _in_place(self) -> bool:
+        return bool(self.document["spec"]["restartPolicy"] == "OnFailure")
+
+    def keep_up(self, haste: float) -> None:
+        """Kubelet's part under OnFailure: another container in the place of one that failed, with the volumes as they are, after
+        a back-off of 10 s, twice as long each time, which passes `haste` times as fast.
+        """
+        if self._up or not self.running:
+            return
+        self._fell = self._fell or time.monotonic()
+        if time.monotonic() - self._fell >= min(10.0 * 2**self.restarts, 300.0) / haste:
+            self._before, self._fell, self.restarts = self.text, 0.0, self.restarts + 1
+            self.container = Containers(self._undo).start(self._words)
 
     @cached_property
     def ended(self) -> Ended:

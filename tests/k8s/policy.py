@@ -57,6 +57,13 @@ def judge(spec: Document, pods: Iterable[Ended]) -> Condition | None:
     return None
 
 
+def judge_restarts(spec: Document, restarts: int) -> Condition | None:
+    """What ends a Job whose running pods have had so many restarts in place (pastBackoffLimitOnFailure of job_controller.go)."""
+    if spec["template"]["spec"]["restartPolicy"] != "OnFailure" or restarts < max(1, spec.get("backoffLimit", 6)):
+        return None
+    return Condition("FailureTarget", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+
+
 def due(spec: Document, pods: Iterable[Ended], index: int, haste: float = 1.0) -> float:
     """When an index may get another pod once these have ended: after a back-off that passes `haste` times as fast.
 
