@@ -23,6 +23,7 @@ from slipway.launch.resolve.connectivity import (
     interface_towards,
     is_loopback,
     listen,
+    loopback_address,
     own_names,
     port_holder,
     without_link_local,
@@ -38,6 +39,15 @@ def test_a_listener_takes_both_families() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
         if socket.has_dualstack_ipv6():
             socket.create_connection(("::1", port), timeout=5).close()
+
+
+@pytest.mark.needs("IPv6")
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.1.1", "::1"])
+def test_whoever_is_told_an_address_of_loopback_finds_the_listener_there(address: str) -> None:
+    with listen(0, loopback=loopback_address(address)) as door:
+        assert ipaddress.ip_address(door.getsockname()[0]).is_loopback
+        socket.create_connection((address, door.getsockname()[1]), timeout=5).close()
+    assert loopback_address("10.0.0.1") == loopback_address("node-0") == ""
 
 
 def test_a_port_in_use_is_a_wrong_configuration_that_names_its_holder() -> None:

@@ -308,6 +308,20 @@ def test_nothing_is_said_over_a_connection_that_is_forwarded(
     assert [one.code for one in launchers] == [0, 0], launchers[1].log
 
 
+@pytest.mark.parametrize("own", [(LOOPBACK, "127.0.0.9"), ("127.0.0.9",), (LOOPBACK,)])
+def test_a_connection_that_stays_on_this_machine_may_come_from_another_of_its_addresses(
+    launcher: Make, port: int, own: tuple[str, ...]
+) -> None:
+    """Docker's rules do that to one from a bridge's address to itself. Both ends have to be this machine's."""
+    one = launcher(
+        1, 2, token="a token that nobody guesses", more={"network": replace(Network(), own_names=lambda: own)}
+    )
+    with false_node_0(port, wire.End(76, ("over",)), token=one.token, seen="127.0.0.9") as received:
+        one.start()
+        wait_until(lambda: received, "an answer")
+    assert isinstance(decode(received[0].partition(b" ")[2]), wire.Hello) == (len(own) == 2)
+
+
 def test_node_0_says_why_nobody_follows_it_through_a_proxy(launcher: Make) -> None:
     with waiting_node_0(launcher, token="a token that nobody guesses") as node0, Client(node0.port) as client:
         client.authenticate("a token that nobody guesses")

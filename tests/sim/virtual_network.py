@@ -102,6 +102,7 @@ class VirtualNetwork:
             listen=lambda port, loopback=False: self.listen(process, port),
             free_port=lambda port: port,
             interface_towards=lambda address, one_machine=False: "eth0",
+            own_names=lambda: (process.address,),
         )
 
     def listen(self, process: Process, port: int) -> Any:

@@ -16,7 +16,7 @@ from slipway.launch.interruptions.watch import open_service
 from slipway.launch.rendezvous.connection_errors import connection_failure, explain_connection
 from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.advice import advise
-from slipway.launch.resolve.connectivity import is_loopback, listen
+from slipway.launch.resolve.connectivity import is_loopback, listen, loopback_address
 from slipway.launch.resolve.container_checks import SMALL_SHM
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
@@ -191,7 +191,7 @@ def judge_master(topology: Topology, ask: Resolve) -> Finding:
 def judge_port(port: int, address: str) -> Finding:
     """Whether node 0 can listen on MASTER_PORT."""
     try:
-        listen(port, loopback=is_loopback(address)).close()
+        listen(port, loopback=loopback_address(address)).close()
     except LaunchError as error:
         return misconfigured("MASTER_PORT", str(error))
     return ok("MASTER_PORT", f"{port} is free")

@@ -13,7 +13,7 @@ import click
 
 from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, require_module, spawned
-from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen
+from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen, loopback_address
 from slipway.launch.resolve.container_checks import (
     default_runs,
     other_image,
@@ -76,7 +76,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
-        listen(topology.master_port, loopback=is_loopback(topology.master_addr)).close()  # in use? then say by whom
+        listen(
+            topology.master_port, loopback=loopback_address(topology.master_addr)
+        ).close()  # in use? then say by whom
     data = _hash_stdlib if program.options and program.options.reads_stdlib else None
     plan = make_plan(topology, program.workload, program.arguments, sources)
     return Job(plan, sources, devices, environ, data, host, program.options)

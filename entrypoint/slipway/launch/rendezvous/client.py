@@ -317,7 +317,9 @@ class Client:
     async def _authenticate(self, link: Link) -> None:
         """Have the other side prove that it knows the token, before this one does. Raises UnprovenError."""
         try:
-            await link.authenticate(key_of(self._config.token), self._config.random, listens=False)
+            await link.authenticate(
+                key_of(self._config.token), self._config.random, listens=False, addresses=self._config.network.own_names
+            )
         except ForgedError as error:
             raise UnprovenError(str(error)) from None
 

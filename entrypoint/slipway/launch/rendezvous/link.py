@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -31,8 +31,11 @@ class Link:
         self._ended = False
         self._session: Session | None = None  # until both sides have sent a nonce
 
-    async def authenticate(self, key: bytes, random: Random, *, listens: bool) -> None:
+    async def authenticate(
+        self, key: bytes, random: Random, *, listens: bool, addresses: Callable[[], Collection[str]] = tuple
+    ) -> None:
         """Exchange nonces; from then on each message is sealed. The side that `listens` proves first that it knows the `key`.
+        `addresses` are this machine's: rules such as Docker's may give a connection to itself another one of them.
 
         It returns on that side before the other one has proved itself, which happens with that one's first message.
         ForgedError: the listening side does not know the key. RelayedError: it sees another address than this side connects from.
@@ -57,7 +60,7 @@ class Link:
         if not isinstance(proof, Proof):
             raise MalformedError("not a proof")
         own_address = self._address("sockname")
-        if key and proof.seen != own_address:
+        if key and proof.seen != own_address and not {proof.seen, self.peer} <= {*addresses()}:
             relayed = RelayedError(f"a connection from {own_address} arrives as one from {proof.seen}")
             self.send(Refused(CONFIGURATION, str(relayed)))
             raise relayed

@@ -9,7 +9,7 @@ from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import STALLED, connection_failure
 from slipway.launch.rendezvous.link import Link, connect
-from slipway.launch.resolve.connectivity import is_loopback
+from slipway.launch.resolve.connectivity import loopback_address
 from slipway.protocol.decoding import MalformedError
 
 PROBE_SECONDS = 6.0  # for one neighbour, with retries: routes and policies of young pods may lag
@@ -34,7 +34,7 @@ class NeighbourCheck:
 
     async def __aenter__(self) -> Self:
         """Listen on a free port; on loopback alone where the whole job is."""
-        listener = self._config.network.listen(0, loopback=is_loopback(self._config.address))
+        listener = self._config.network.listen(0, loopback=loopback_address(self._config.address))
         self.port = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._answer, sock=listener, limit=KNOCK_BYTES)
         return self

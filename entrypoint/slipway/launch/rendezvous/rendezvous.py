@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
-from slipway.launch.resolve.connectivity import BACKLOG, is_loopback
+from slipway.launch.resolve.connectivity import BACKLOG, loopback_address
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.protocol.errors import FAILED, MORE_PROCESSES, UNHEALTHY, LaunchError
 
@@ -60,7 +60,7 @@ class Rendezvous:
 
     def _listen(self) -> bool:
         """Open the port on which this launcher leads, if it ever may. Raises LaunchError."""
-        config, loopback = self._config, is_loopback(self._config.address)
+        config, loopback = self._config, loopback_address(self._config.address)
         self._socket = None
         if config.node_rank == 0 or config.succeeds:
             self._socket = config.network.listen(0 if config.node_rank else config.port, loopback=loopback)

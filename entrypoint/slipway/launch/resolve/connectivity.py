@@ -18,10 +18,10 @@ BACKLOG = 4096  # thousands of launchers may connect in one second; the kernel l
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def listen(port: int, *, loopback: bool = False) -> socket.socket:
+def listen(port: int, *, loopback: str = "") -> socket.socket:
     """A socket that listens on `port` (0: any free one), for IPv6 and IPv4 where this machine has both.
 
-    `loopback` keeps it off the network. LaunchError (78) where the port is taken, naming who holds it.
+    `loopback`: on this address alone, off the network. LaunchError (78) where the port is taken, naming who holds it.
     """
     try:
         return _bind(port, loopback)
@@ -35,6 +35,13 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address.lower() in LOOPBACK_NAMES
+
+
+def loopback_address(address: str) -> str:
+    """The address on which to listen where `address` means this machine alone; empty where it does not."""
+    if not is_loopback(address):
+        return ""
+    return "127.0.0.1" if address.lower() in ("localhost", "127.0.0.1") else address
 
 
 def without_link_local(addresses: Sequence[str], name: str) -> tuple[str, ...]:
@@ -104,9 +111,10 @@ def interfaces_with_address() -> frozenset[str]:
     return frozenset(_interfaces().values())
 
 
-def _bind(port: int, loopback: bool) -> socket.socket:
+def _bind(port: int, loopback: str = "") -> socket.socket:
     if loopback:
-        return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in loopback else socket.AF_INET
+        return socket.create_server((loopback, port), family=family, backlog=BACKLOG)
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
@@ -117,7 +125,7 @@ def _bind(port: int, loopback: bool) -> socket.socket:
 
 
 def _probe_port(port: int) -> int:
-    with _bind(port, loopback=False) as probe:
+    with _bind(port) as probe:
         return int(probe.getsockname()[1])
 
 
