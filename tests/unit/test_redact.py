@@ -102,6 +102,11 @@ BY_FORM = [
     f"('HF_TOKEN', '{C}')", f"[('PATH', '/bin'), ('WANDB_API_KEY', '{C}'), ('A', 'b')]", f"dict_items([('db_password', '{C} {C}')])", f"[b'HF_TOKEN', b'{C}']",
     f'["HF_TOKEN", "{C}"]', f"| HF_TOKEN | {C} |", f"│ HF_TOKEN │ {C} │", f"┃ api_key   ┃ {C} ┃", f"HF_TOKEN | {C}", f"<tr><td>HF_TOKEN</td><td>{C}</td></tr>",
     f"HF_TOKEN {C}", f"HF_TOKEN\t{C}", f"HF_TOKEN     {C}", f"setenv HF_TOKEN {C}", f"ENV DB_PASSWORD {C}", f"HF_TOKEN -> {C}", f"HF_TOKEN,{C}", f"PGPASSWORD {C}",
+    f"| `HF_TOKEN` | `{C}` |", f"| **HF_TOKEN** | **{C}** |", f'"HF_TOKEN","{C}"', f"[('PATH', '/bin'),\n ('HF_TOKEN',\n  '{C}')]",
+    f'{{"key": "DB_PASSWORD", "value": "{C}"}}', f'{{"Key": "DB_PASSWORD", "Value": "{C}"}}', f'<add key="DbPassword" value="{C}"/>',
+    # percent-encoded, and values that begin in the next line
+    f"https://a/?next=https%3A%2F%2Fme%3A{C}%40host%2F", f"body=x%3D1%26password%3D{C}%26y%3D2", f"%7B%22api_key%22%3A%22{C}%22%7D",
+    f"passwords:\n- {C}\n- {C}", f'hf_token = """\n{C}\n"""',
     KEY.replace("RSA", "OPENSSH"), KEY.replace("RSA ", "ENCRYPTED "), KEY.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"),
     KEY,
     f"'{json.dumps(KEY)}'",
@@ -119,6 +124,13 @@ def test_a_secret_is_known_by_its_name_or_form(text: str) -> None:
         assert C not in clean(around), clean(around)
     assert clean(f"first\n\n{'x' * 30_000}\n{text}\nlast").startswith("first\n\nxxx") or text.endswith(
         "END PRIVATE KEY-----"
+    )
+
+
+def test_a_password_in_a_line_of_its_own_is_known_as_in_netrc() -> None:
+    assert (
+        make_redactor(())(f"login me\n  password {C}\nPassword required\n")
+        == "login me\n  password ***\nPassword required\n"
     )
 
 
@@ -151,6 +163,9 @@ KEPT = [
     "set HF_TOKEN to a token of yours; HF_TOKEN is not set (errno 2); HF_TOKEN or HF_TOKEN_PATH; HF_TOKEN environment variable",
     "| token | count |\n| --- | --- |\n| password | what you typed |",
     "token | loss\neos_token | 2e10",
+    "https%3A%2F%2Fhub%3A8080%2Fx%40main label_key%3Dsize token_count%3D5",
+    '<option name="max_tokens" value="512"/> {"key": "eos_token", "value": "x"}',
+    "tokens:\n- a\n- b\npassword:\n- name: x",
     "PASS tests/test_v2.py::test_x1, TOKEN 128000 of 512000",
     "['HF_TOKEN', 'WANDB_API_KEY'], [('token', 3), ('loss', 2.5)]",
     "SLIPWAY_TOKEN              ***                environment (SLIPWAY_TOKEN)",

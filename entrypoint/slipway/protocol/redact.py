@@ -47,25 +47,32 @@ NAMED = (
     r"""(?<![\w-])-{1,2}(?P<name>[A-Za-z][\w.-]{1,100})["']?(?:[ \t]{1,9}|,[ \t]{0,9})(?!["']?--)""",  # --name value
     r"""<(?P<name>[A-Za-z][\w.:-]{0,100})(?:\s[^<>\n]{0,300})?>""",  # XML
 )
-PAIR = (  # {"name": "DB_PASS", "value": "…"}, as in Kubernetes' files
-    r"""\bname\\?["']?\s{0,9}:\s{0,9}\\?["']?(?P<name>[\w.-]{1,100})\\?["']?,?\s{0,99}\\?["']?\bvalue\\?["']?\s{0,9}:[ \t]{0,9}"""
+PAIR = (  # {"name": "DB_PASS", "value": "…"}, as in Kubernetes' files; Key and Value of clouds; attributes of XML
+    r"""\b(?i:name|key)\\?["']?\s{0,9}[:=]\s{0,9}\\?["']?(?P<name>[\w.-]{1,100})\\?["']?,?\s{0,99}\\?["']?"""
+    r"""\b[Vv]alue\\?["']?\s{0,9}[:=][ \t]{0,9}"""
+)
+TUPLE = (  # ('NAME', 'value'), as of os.environ.items(), also where pprint breaks it
+    r"""(?<=[(\[])[bu]?\\{0,7}["'](?P<name>[^\W\d][\w.-]{0,100})\\{0,7}["'],\s{0,9}"""
+    rf"""{TIME}\s{{0,80}}"""
+    r"""(?P<secret>[bru]{0,2}(?P<quote>\\{0,7}["'])[^\n]{0,300}?(?<!\\)(?P=quote))(?=[)\]])"""
 )
 _CELL = "|│┃║"  # what is between the cells of a table
 # Names and their values where no mark joins them, in which names of other things would be found.
 PAIRED = (
-    # ('NAME', 'value'), as of os.environ.items()
-    r"""(?<=[(\[])[bu]?\\{0,7}["'](?P<name>[^\W\d][\w.-]{0,100})\\{0,7}["'],\s{0,9}"""
-    r"""(?P<secret>[bru]{0,2}(?P<quote>\\{0,7}["'])[^\n]{0,300}?(?<!\\)(?P=quote))(?=[)\]])""",
-    rf"""(?<![\w.$-])(?P<name>[^\W\d][\w.-]{{0,100}})[ \t]{{0,80}}[{_CELL}][ \t]{{0,80}}(?P<secret>[^\s{_CELL}"']+)""",
+    rf"""(?<![\w.$-])(?P<name>[^\W\d][\w.-]{{0,100}})[`*]{{0,3}}[ \t]{{0,80}}[{_CELL}][ \t]{{0,80}}(?P<secret>[^\s{_CELL}"']+)""",
     r"<t[dh]\b[^<>]{0,100}>\s{0,9}(?P<name>[^\W\d][\w.-]{0,100})\s{0,9}</t[dh]>\s{0,9}<t[dh]\b[^<>]{0,100}>(?P<secret>[^<>]+)",
     # NAME value, and a row of a CSV file
-    r"""(?<![\w.$-])(?P<name>[A-Z]\w{6,100})(?:[ \t]{1,80}(?:->[ \t]{0,9})?|[,;])(?P<secret>[^\s,;"'()]{6,})""",
+    r"""(?<![\w.$-])(?P<name>[A-Z]\w{6,100})(?:[ \t]{1,80}(?:->[ \t]{0,9})?|["']?[,;]["']?)(?P<secret>[^\s,;"'()]{6,})""",
+    # percent-encoded, as a part of an address
+    r"""(?:(?<![\w.$%-])|(?<=%2[0267])|(?<=%3F))(?P<name>[^\W\d][\w.-]{0,100})(?:%2[27])?%3[ADad](?:%2[027]){0,3}"""
+    r"""(?P<secret>(?:[^\s%&"'<>]|%(?!2[267C]))+)""",
 )
 
 ADDRESSES = (
     # user:password@host, where the password may hold / and @, but is no port
     r"""://[^\s/:]{0,100}:(?P<secret>(?!\d{1,5}(?:[/?#,;)]|\Z))[^\s"'<>]{1,300})@""",
     r"""://[^\s/:@]{0,100}:(?P<secret>[^\s/@"']{1,300})@""",
+    r"""(?i)%3A%2F%2F[^\s%/]{0,100}%3A(?P<secret>(?!\d{1,5}%(?!40))[^\s/"'<>]{1,300}?)%40""",
     # the same without a scheme, unless it is an address of mail
     r"""(?<![\w./@:-])(?!(?i:mailto|from|to|cc|bcc|e?mail|author)\b)[A-Za-z_][\w.-]{0,60}:(?P<secret>(?!//)[^\s"'<>]{4,300})"""
     r"""@(?:(?:tcp|unix)\(|[\w.-]{1,200}(?::\d{1,5})?(?:[/?\s"',)]|\Z))""",
@@ -89,6 +96,7 @@ LINE_FORMS = (
     r"""\b(?:mysql\w{0,10}|mariadb[\w-]{0,10})\b[^\n]{0,300}?\s-p(?P<secret>[^\s-]\S*)""",
     r"""\b(?:sshpass -p|redis-cli [^\n]{0,100}?-a|docker login [^\n]{0,100}?-p)\s{1,3}(?P<secret>\S+)""",
     r"(?i)\b(?:login|user|account)\s{1,9}\S{1,100}\s{1,9}password\s{1,9}(?P<secret>\S+)",  # .netrc
+    r"(?i)\A\s{0,9}(?:password|passphrase)[ \t]{1,80}(?P<secret>(?=\S{0,99}\d)\S{6,300})\s*\Z",  # its own line of such a file
     r"(?i)\b(?:identified by|password)\s{1,9}(?P<secret>'[^'\n]{1,300}')",  # SQL
     r"""(?i);\s{0,3}(?:pwd|pw|key|sig)=(?P<secret>\{[^}\n]{1,300}\}|[^;\s"']+)""",  # within a connection string
     # tokens whose beginning names their issuer
@@ -103,8 +111,8 @@ LINE_FORMS = (
 )
 # Whether one of these may match a line, which is asked in small letters: most lines are spared the rest.
 TELLING = (
-    r"""@|pass|pwd|\bpw\b|_pw|secret|token(?!iz|s?/s|s_per|s )|key|kennwort|contrase|cred|auth|bearer|basic|cookie|jwt|mnemonic"""
-    r"""|psk|otp|conn(?:ection)?[_ ]?str|hook|notify|/bot\d|(?<![a-z])sig=|"""
+    r"""@|%40|pass|pwd|\bpw\b|_pw|secret|token(?!iz|s?/s|s_per|s )|key|kennwort|contrase|cred|auth|bearer|basic|cookie|jwt"""
+    r"""|mnemonic|psk|otp|conn(?:ection)?[_ ]?str|hook|notify|/bot\d|(?<![a-z])sig=|"""
     r"""signature|code=|curl|wget|mysql|mariadb|redis-cli|docker login"""
     r"""|identified|services/t|hf_|gh[oprsu]_|github_pat|gl[a-z]{2,6}[-_]|sk[-_]|xapp|xox|aiza|eyj|npm_|pypi-|dckr_|nvapi|r8_|pplx|tgp_"""
     r"""|_v1_|dapi|hv[bs]\.|gocspx|ya29|sg\.|ltai|lin_api|ntn_|api_org|atatt|akia|asia|abia|acca|a3t|q~"""
@@ -205,8 +213,9 @@ def _find(text: str) -> Iterator[Span]:
     """Where secrets are in a text, by their names and forms."""
     if "PRIVATE KEY" in text:
         yield from (match.span() for block in KEY_BLOCKS for match in re.finditer(block, text))
-    if "value" in text:
+    if "alue" in text:
         yield from _values(text, 0, re.finditer(PAIR, text), text)
+    yield from (match.span("secret") for match in re.finditer(TUPLE, text) if _is_pair(match))
     start = 0
     for line in text.splitlines(keepends=True):
         if re.search(TELLING, line.lower()):
@@ -226,7 +235,8 @@ def _values(line: str, start: int, names: Iterable[re.Match[str]], text: str) ->
             continue
         begin = match.end()
         end, quote = _value_end(line, begin)
-        if end > begin and not _is_harmless(match["name"], line[begin:end]):
+        opens = quote and line[begin:end] in ('"""', "'''")
+        if end > begin and (opens or not _is_harmless(match["name"], line[begin:end])):
             yield start + begin, _closing(text, start + end, quote) if quote else start + end
         elif re.fullmatch(r"[|>]?[-+\d]{0,2}\s*", line[begin:]):
             yield from _lines_below(text, start, start + len(line), block=bool(line[begin:].strip()))
@@ -255,7 +265,8 @@ def _lines_below(text: str, start: int, begin: int, *, block: bool) -> Iterator[
     """The lines that are the value of a name that ends its line, at `start`: those further in, as in YAML and JSON."""
     depth = _depth(text[start:begin])
     for line in text[begin : begin + KEY_BLOCK].split("\n", LINES)[:LINES]:
-        if line.strip() and (_depth(line) <= depth or (not block and re.search(r"[:=](?:\s|$)", line))):
+        item = not block and line[_prefix(line) :].startswith("- ")  # YAML's lists need not be further in
+        if line.strip() and (_depth(line) + item <= depth or (not block and re.search(r"[:=](?:\s|$)", line))):
             return
         prefix = _prefix(line)
         if line.strip():
@@ -288,10 +299,11 @@ def _blank(text: str, spans: Sequence[Span]) -> str:
 def redact_json(value: Any, clean: Callable[[str], str]) -> Any:
     """The same for what was read from JSON: `clean` for texts, stars for those under a secret's name or after its option."""
     if isinstance(value, dict):
-        paired = isinstance(value.get("name"), str) and _is_name(value["name"])  # {"name": "DB_PASS", "value": "…"}
+        called = [value.get(field) for field in ("name", "key", "Name", "Key")]  # {"name": "DB_PASS", "value": "…"}
+        paired = any(isinstance(name, str) and _is_name(name) for name in called)
         return {
             clean(name): _hide(inner, clean)
-            if _is_name(name) or (paired and name == "value")
+            if _is_name(name) or (paired and name.lower() == "value")
             else redact_json(inner, clean)
             for name, inner in value.items()
         }
