@@ -13,6 +13,7 @@ from training_jobs import Run
 
 from slipway.options import parse
 from slipway.options.gpt import GptOptions
+from slipway.options.target import require_target
 from slipway.protocol.files import list_snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.export import export_result, export_run, read_export
@@ -110,6 +111,16 @@ def test_nothing_in_the_way_is_overwritten(run: Path, taken: Path, tmp_path: Pat
     export_run(run, tmp_path / "older", step=2)
     with pytest.raises(ConfigurationError, match=says):
         export_run(run, tmp_path / name)
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused_before_training(tmp_path: Path) -> None:
+    """It could not be replaced by the new folder at the end."""
+    (tmp_path / "empty").mkdir()
+    for target in ("empty", "missing"):
+        link = tmp_path / f"to-{target}"
+        link.symlink_to(tmp_path / target)
+        with pytest.raises(ConfigurationError, match="is a link"):
+            require_target(link)
 
 
 def test_an_empty_folder_is_taken_and_an_export_that_is_there_already_is_left(run: Path, tmp_path: Path) -> None:

@@ -190,6 +190,12 @@ def test_an_address_with_a_key_a_host_or_parameters_is_refused_with_the_variable
     assert "=SECRET" not in str(error.value)
 
 
+def test_a_key_behind_the_path_of_a_folder_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match=r"not 'x\?…'") as error:
+        parse_store("file:///mnt/x?sig=SECRET")
+    assert "SECRET" not in str(error.value)
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_where_the_machine_is_asked_in_vain_for_credentials_the_variables_for_them_are_named(scheme: str) -> None:
     exceptions = pytest.importorskip("obstore.exceptions")

@@ -23,6 +23,10 @@ def read_export_record(folder: Path) -> dict[str, Any] | None:
 
 def require_target(folder: Path) -> None:
     """Raise ConfigurationError unless an export can be written to `folder`: new, empty, or an older export of ours."""
+    if folder.is_symlink() and read_export_record(folder) is None:
+        raise ConfigurationError(
+            f"{folder} is a link, and an export is not written through one. Type the name of a new folder."
+        )
     if folder.is_dir():
         if os.path.ismount(folder):
             raise ConfigurationError(

@@ -70,6 +70,7 @@ def _checked(path: str) -> str:
     parts = path.split("/") if path else []
     odd = next((part for part in parts if not re.fullmatch(SEGMENT, part) or part in (".", "..")), None)
     if odd is not None:
+        odd = re.sub(r"(?<=[?#]).+", "…", odd)  # what follows may be a key
         raise ValueError(f"letters, digits and -_.=+@, are allowed in each part of a store's path, not {odd!r}")
     return path
 
