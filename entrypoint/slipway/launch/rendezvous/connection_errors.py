@@ -91,7 +91,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "relayed": {
             "kubernetes": "a service mesh, such as Istio, forwards the connection. Give the pods the label "
-            'sidecar.istio.io/inject: "false"; or the name leads to another pod, or to a Service with a cluster IP (clusterIP: None has none)',
+            'sidecar.istio.io/inject: "false"; or the name leads to another pod, or to '
+            "a Service with a cluster IP (clusterIP: None has none)",
             "host": "a proxy, or a router that translates addresses (NAT), forwards the connection; with a SLIPWAY_TOKEN nodes "
             "connect directly only. Or the name leads to another machine; give an address that node 0 itself has",
         },
