@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.gradients import FEW, Gradients
 from slipway.train.own.objects import Objects
-from slipway.train.own.unrepeatable import Structure, explain_unset
+from slipway.train.own.unrepeatable import Modes, Structure, explain_unset
 from slipway.train.own.values import Packing, from_bytes, pack, to_bytes, unpack
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.snapshots.state import load_model, versions_of
@@ -440,6 +440,52 @@ def test_what_no_restart_could_load_is_named_once(change: Callable[..., None], s
     assert len(lines) == bool(said)
     assert said in "".join(lines)
     assert list(structure.changes()) == []
+
+
+def leave_in_eval(step: int, model: nn.Module, other: nn.Module) -> None:
+    if step == 3:
+        model.eval()
+
+
+def validate_well(step: int, model: nn.Module, other: nn.Module) -> None:
+    model.eval()
+    model.train()
+
+
+def freeze_a_part(step: int, model: nn.Module, other: nn.Module) -> None:
+    next(model.children()).eval()
+
+
+def evaluate_the_other(step: int, model: nn.Module, other: nn.Module) -> None:
+    other.train(step % 2 == 0)
+
+
+def stay_in_eval(step: int, model: nn.Module, other: nn.Module) -> None:
+    model.eval()
+
+
+@pytest.mark.parametrize(
+    ("validate", "told"),
+    [
+        (leave_in_eval, True),
+        (validate_well, False),
+        (freeze_a_part, False),
+        (evaluate_the_other, False),
+        (stay_in_eval, False),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel])
+def test_a_model_that_a_validation_leaves_in_eval_mode_is_named_once(
+    validate: Callable[..., None], told: bool, wrap: Callable[..., nn.Module]
+) -> None:
+    model, other = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said: list[str] = []
+    Modes(Objects({"net": wrap(model), "ema": other, "optimizer": optimizer}), said.append)
+    for step in range(6):
+        validate(step, model, other)
+        optimizer.step()
+    assert [line.partition(" has")[0] for line in said] == ["warning: net"] * told
 
 
 def unset_in_function(made: bool) -> None:

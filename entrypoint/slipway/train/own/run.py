@@ -47,7 +47,7 @@ from slipway.train.own.objects import Objects, Tensors
 from slipway.train.own.pause import Pause
 from slipway.train.own.position import Position
 from slipway.train.own.replaying import OwnReplays
-from slipway.train.own.unrepeatable import PastReads, Structure, explain_counter, explain_unset
+from slipway.train.own.unrepeatable import Modes, PastReads, Structure, explain_counter, explain_unset
 from slipway.train.own.unsaved import Unsaved, device_of
 from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
@@ -189,6 +189,7 @@ class ResumableRun:
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context, ignored, keeps)
         self._structure, self._reads = Structure(objects), PastReads()
+        Modes(objects, self._warn)
         self._declared = Declared(objects, context.warn if place.rank == 0 else lambda text: None)
         atexit.register(self._leave)
         with self._told():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from slipway.train.own.names import state_of_model
+from slipway.train.own.names import state_of_model, without_wrappers
 from slipway.train.own.objects import Objects, shapes
 from slipway.train.own.sources import parts_of
 
@@ -28,6 +28,32 @@ PAST = (
 )
 WATCHED = 4  # iterations: with the second, the iterators are known; in all after it they have to advance
 UNSET = re.compile(r"'(\w+)'")  # the variable in the message of a NameError
+
+
+class Modes:
+    """Whether a passed model that had steps in training mode has one in eval mode, in which a validation may have left it."""
+
+    def __init__(self, objects: Objects, warn: Callable[[str], object]) -> None:
+        """`warn` gets a line, once for each model, at a step of a passed optimizer of its parameters."""
+        self._trained: set[str] = set()  # those that had a step in training mode, until they were told of
+        self._warn = warn
+        models = objects.named_of_kind(nn.Module)
+        own = {name: {*map(id, model.parameters())} for name, model in models.items()}
+        for optimizer in objects.of_kind(torch.optim.Optimizer):
+            steps = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            trains = {name: without_wrappers(models[name]) for name in models if own[name] & steps}
+            optimizer.register_step_post_hook(lambda *_, trains=trains: self._note_step(trains))
+
+    def _note_step(self, models: Mapping[str, nn.Module]) -> None:
+        for name, model in models.items():
+            if model.training:
+                self._trained.add(name)
+            elif name in self._trained:
+                self._trained.remove(name)
+                self._warn(
+                    f"warning: {name} has a step in eval mode, and had others in training mode. A restart begins in the mode "
+                    f"that the script sets. Call {name}.train() after each validation."
+                )
 
 
 class Structure:
