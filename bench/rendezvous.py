@@ -3,9 +3,9 @@
     python bench/rendezvous.py [--nodes 2 16 64 256] [--rounds 5]
 
 Node 0 is a process of its own, as in a job; the other launchers share two processes and speak the real protocol over
-loopback. All are loaded before the clock starts. Agreement is the time from the start to the last launcher's go, the
-verdict that from the first report to the last launcher's verdict. CPU and memory are node 0's alone, and bytes are
-those of the messages that pass node 0, both ways. Ends after at most two minutes per round.
+loopback, in turns without SLIPWAY_TOKEN and with one. All are loaded before the clock starts. Agreement is the time from
+the start to the last launcher's go, the verdict that from the first report to the last launcher's verdict. CPU and memory
+are node 0's alone, and bytes are those of the messages that pass node 0, both ways. Ends after at most two minutes per round.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import resource
+import secrets
 import statistics
 import subprocess
 import sys
@@ -79,11 +80,11 @@ def count_bytes() -> dict[str, int]:
         counts["in"] += len(line)
         return decode(line)
 
-    vars(link).update(encode=counting_encode, parse=counting_parse)
+    vars(link).update(encode=counting_encode, decode=counting_parse)
     return counts
 
 
-def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
+def play_node_0(nodes: int, port: int, folder: Path, token: str) -> dict[str, float]:
     """Node 0 with its real Rendezvous; what it cost."""
     import slipway.launch.rendezvous.client
     import slipway.launch.rendezvous.coordinator
@@ -94,7 +95,14 @@ def play_node_0(nodes: int, port: int, folder: Path) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF)
     with Rendezvous(
         RendezvousConfig(
-            node_rank=0, nodes=nodes, address="127.0.0.1", port=port, timeout=SECONDS, folder=folder, say=keep_quiet
+            node_rank=0,
+            nodes=nodes,
+            address="127.0.0.1",
+            port=port,
+            timeout=SECONDS,
+            folder=folder,
+            say=keep_quiet,
+            token=token,
         )
     ) as rendezvous:
         rendezvous.join(make_info(0, nodes))
@@ -117,7 +125,7 @@ def synchronise(start: float) -> None:
     time.sleep(max(0.0, start + 5.0 * (1 + (time.monotonic() - start) // 5.0) - time.monotonic()))
 
 
-async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[str, float]:
+async def play_crowd(ranks: range, nodes: int, port: int, folder: Path, token: str) -> dict[str, float]:
     """Many launchers in one event loop; when the last of them had go and verdict."""
     from slipway.launch.rendezvous.client import Client
 
@@ -131,6 +139,7 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path) -> dict[
                 timeout=SECONDS,
                 folder=folder,
                 say=keep_quiet,
+                token=token,
             )
         )
 
@@ -151,7 +160,7 @@ def keep_quiet(line: str) -> None:
     """Hundreds of launchers would say the same."""
 
 
-def rehearse(nodes: int) -> dict[str, float]:
+def rehearse(nodes: int, token: str = "") -> dict[str, float]:
     """One rendezvous of N launchers in three processes."""
     port = free_port(0)
     bounds = [1 + (nodes - 1) * part // CROWDS for part in range(CROWDS + 1)]
@@ -159,7 +168,7 @@ def rehearse(nodes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         children = [
             subprocess.Popen(
-                [sys.executable, __file__, "--role", json.dumps([*role, nodes, port, folder])],
+                [sys.executable, __file__, "--role", json.dumps([*role, nodes, port, folder, token])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -190,12 +199,12 @@ def conduct(children: list[subprocess.Popen[str]]) -> Iterator[dict[str, float]]
         yield json.loads(child.communicate(timeout=SECONDS)[0])
 
 
-def play_role(first: int, end: int, nodes: int, port: int, folder: str) -> dict[str, float]:
+def play_role(first: int, end: int, nodes: int, port: int, folder: str, token: str) -> dict[str, float]:
     """What one child process does."""
     if first == 0:
-        return play_node_0(nodes, port, Path(folder))
+        return play_node_0(nodes, port, Path(folder), token)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    return asyncio.run(play_crowd(range(first, end), nodes, port, Path(folder)))
+    return asyncio.run(play_crowd(range(first, end), nodes, port, Path(folder), token))
 
 
 def main() -> int:
@@ -211,10 +220,13 @@ def main() -> int:
     if not all(2 <= nodes <= 1024 for nodes in options.nodes):
         parser.error("--nodes takes numbers from 2 to 1024")
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {options.rounds} rounds, median (min to max)")
-    print("nodes   agreement, s             verdict, s   bytes/node   node 0: CPU, s   memory, MiB   target")
+    print(
+        "nodes   agreement, s             verdict, s   bytes/node   node 0: CPU, s   memory, MiB   with a token   target"
+    )
     missed = False
     for nodes in options.nodes:
-        rounds = [rehearse(nodes) for _ in range(options.rounds)]
+        pairs = [(rehearse(nodes), rehearse(nodes, secrets.token_hex(16))) for _ in range(options.rounds)]
+        rounds, proved = [pair[0] for pair in pairs], statistics.median(pair[1]["agreement"] for pair in pairs)
         seconds = [one["agreement"] for one in rounds]
         middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         target = TARGETS.get(nodes)
@@ -223,7 +235,7 @@ def main() -> int:
         spread = f"{middle['agreement']:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
         print(
             f"{nodes:5}   {spread:<23}  {middle['verdict']:10.3f}   {middle['bytes']:10.0f}   {middle['cpu']:14.3f}   "
-            f"{middle['memory']:11.1f}   {verdict}",
+            f"{middle['memory']:11.1f}   {f'{proved:.3f} s':>12}   {verdict}",
             flush=True,
         )
     return int(missed)
