@@ -63,6 +63,22 @@ def test_the_number_of_a_batch_goes_on_after_a_resume(loop: Callable[..., Iterat
     assert done == [*range(each)] * 2
 
 
+def test_what_a_rank_has_of_its_own_takes_the_same_room_at_each_step() -> None:
+    """A snapshot of another size is not kept in memory while room is made for it."""
+    run, step = begin()
+    sizes, texts = set(), set()
+    for epoch in run.epochs(3):
+        for _ in run.batches(loader_of()):
+            step()
+            run.log(loss=1.0)
+            own = run.of_rank()["data"]
+            sizes.add(own.shape)
+            texts.add(int(own[:8].clone().view(torch.int64)))
+            run.state["before"] = [0.1] * epoch
+    assert len(texts) > 1
+    assert len(sizes) == 1
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [36, 39, 40])
 def test_with_another_number_of_processes_the_last_batch_has_the_last_number(size: int, drop_last: bool) -> None:

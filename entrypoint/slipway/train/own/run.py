@@ -69,6 +69,7 @@ from slipway.train.worker.place import Place, read_place
 SHARE = 0.01  # of the time that snapshots on the disk may hold up training, as those in memory
 BUSY = 0.1  # of the time that the disk is written to
 LEAST = 30.0  # seconds between two snapshots on the disk
+SMALLEST = 1 << 14  # bytes for what a rank has of its own in a snapshot: its generators take some 8 KiB
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
 ALONE = 30.0  # seconds for which a rank at its end waits for the others before it says so
 RUNS: list[ResumableRun] = []  # of this process
@@ -555,7 +556,10 @@ class ResumableRun:
             {"lines": self._lines, "own": differing, "first": dict(self._first), **self._position.of_rank()},
             "the data loader's state_dict()",
         )
-        size = int(max(self._context.gather_number(len(own))))
+        most = int(max(self._context.gather_number(len(own))))
+        # Room in memory is made for tensors of certain sizes, and a snapshot of other sizes is not kept while room is made anew.
+        # The texts in here differ in length from step to step.
+        size = max(SMALLEST, 1 << (most - 1).bit_length())
         data = torch.cat(
             [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
         )
