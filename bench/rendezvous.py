@@ -84,6 +84,20 @@ def count_bytes() -> dict[str, int]:
     return counts
 
 
+def make_config(rank: int, nodes: int, port: int, folder: Path, token: str) -> RendezvousConfig:
+    """What each launcher knows of the job."""
+    return RendezvousConfig(
+        node_rank=rank,
+        nodes=nodes,
+        address="127.0.0.1",
+        port=port,
+        timeout=SECONDS,
+        folder=folder,
+        say=keep_quiet,
+        token=token,
+    )
+
+
 def play_node_0(nodes: int, port: int, folder: Path, token: str) -> dict[str, float]:
     """Node 0 with its real Rendezvous; what it cost."""
     import slipway.launch.rendezvous.client
@@ -93,18 +107,7 @@ def play_node_0(nodes: int, port: int, folder: Path, token: str) -> dict[str, fl
     counts = count_bytes()
     start = wait_for_start()
     before = resource.getrusage(resource.RUSAGE_SELF)
-    with Rendezvous(
-        RendezvousConfig(
-            node_rank=0,
-            nodes=nodes,
-            address="127.0.0.1",
-            port=port,
-            timeout=SECONDS,
-            folder=folder,
-            say=keep_quiet,
-            token=token,
-        )
-    ) as rendezvous:
+    with Rendezvous(make_config(0, nodes, port, folder, token)) as rendezvous:
         rendezvous.join(make_info(0, nodes))
         go, middle = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         bytes_to_go = counts["in"] + counts["out"]
@@ -129,22 +132,8 @@ async def play_crowd(ranks: range, nodes: int, port: int, folder: Path, token: s
     """Many launchers in one event loop; when the last of them had go and verdict."""
     from slipway.launch.rendezvous.client import Client
 
-    def make_client(rank: int) -> Client:
-        return Client(
-            RendezvousConfig(
-                node_rank=rank,
-                nodes=nodes,
-                address="127.0.0.1",
-                port=port,
-                timeout=SECONDS,
-                folder=folder,
-                say=keep_quiet,
-                token=token,
-            )
-        )
-
     start = wait_for_start()
-    members = {rank: make_client(rank) for rank in ranks}
+    members = {rank: Client(make_config(rank, nodes, port, folder, token)) for rank in ranks}
     await asyncio.gather(*(member.join(make_info(rank, nodes)) for rank, member in members.items()))
     go = time.monotonic()
     synchronise(start)

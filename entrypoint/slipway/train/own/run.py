@@ -557,8 +557,8 @@ class ResumableRun:
             "the data loader's state_dict()",
         )
         most = int(max(self._context.gather_number(len(own))))
-        # Room in memory is made for tensors of certain sizes, and a snapshot of other sizes is not kept while room is made anew.
-        # The texts in here differ in length from step to step.
+        # Room in memory is made for tensors of certain sizes, and a snapshot of other sizes is not kept while new room is
+        # made. The texts in here differ in length from step to step.
         size = max(SMALLEST, 1 << (most - 1).bit_length())
         data = torch.cat(
             [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
