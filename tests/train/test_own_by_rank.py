@@ -83,7 +83,7 @@ def test_each_rank_gets_back_what_it_had_otherwise(case: str) -> None:
         tensors, packed, sharded = named.collect()
         tensors["run"] = {}
         collected = Collected(tensors, packed, sharded, pack(values, "run.state", tensors["run"]))
-        return collected, from_bytes(to_bytes(own_pieces(meeting.of(rank), named, collected), "it"))
+        return collected, from_bytes(to_bytes(own_pieces(meeting.of(rank), named, collected, rank)[0], "it"))
 
     with ThreadPoolExecutor(2) as ranks:
         (first, of_first), (second, own) = ranks.map(collect, [0, 1])

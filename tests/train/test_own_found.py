@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler
 
-from slipway.train.own.found import FoundObject, found_objects, variables_of
+from slipway.train.own.found import FoundObject, Variable, found_objects, is_users, variables_of, walk
 
 
 class Pictures:
@@ -104,3 +105,30 @@ def test_variables_are_not_kept() -> None:
     assert variables_of(sys._getframe())["model"] is model
     del model
     assert gone() is None
+
+
+@pytest.mark.core
+def test_what_is_installed_is_not_the_users_wherever_that_is() -> None:
+    for file in (
+        torch.__file__, random.__file__, "/home/a/.local/lib/python3.12/site-packages/timm/models.py",
+        "/usr/lib/python3/dist-packages/numpy/__init__.py", "/opt/conda/lib/python3.11/site-packages/hydra/main.py",
+    ):  # fmt: skip
+        assert not is_users({"__file__": file, "__name__": "anything"}), file
+    assert not is_users({"__file__": "/opt/pytorch/torch/optim/adam.py", "__name__": "torch.optim.adam"})
+    assert is_users({"__file__": "/home/a/project/train.py", "__name__": "__main__"})
+    assert is_users({"__name__": "__main__"})  # a notebook
+
+
+@pytest.mark.core
+def test_no_code_of_an_objects_class_runs_when_it_is_looked_at() -> None:
+    class Lazy:
+        """As a proxy that connects to something when it is first used."""
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(f"not connected: {name}")
+
+    places = walk([Variable([Lazy(), torch.Generator()], "both", str)])
+    assert [place.name for place in places.values()] == ["both", "both[0]", "both[1]"]
+    held = Lazy()
+    assert not [each for each in found_objects() if each.name == "held"]
+    del held

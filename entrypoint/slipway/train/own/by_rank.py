@@ -39,23 +39,25 @@ class Collected:
     values: Any
 
 
-def own_pieces(context: Context, objects: Objects, collected: Collected) -> Own:
-    """Return what this rank has otherwise than another one, by all ranks: nothing on all of them if they are alike."""
+def own_pieces(context: Context, objects: Objects, collected: Collected, size: int) -> tuple[Own, int]:
+    """Return what this rank has otherwise than another one, by all ranks: nothing on all of them if they are alike. Then the
+    largest `size` of all ranks comes with it, else 0: one exchange is enough as long as nothing differs.
+    """
     if context.side is None:
-        return {}
+        return {}, size
     pieces = dict(compared(objects, collected))
     hashes = torch.tensor(hash_all(pieces))
-    whole = torch.tensor([len(hashes), *hash_all({(RUN, TEXT): hashes})])
+    whole = torch.tensor([size, len(hashes), *hash_all({(RUN, TEXT): hashes})])
     rows = torch.stack(context.gather(whole))
-    if bool((rows == rows[0]).all()):
-        return {}
-    padded = torch.nn.functional.pad(hashes, (0, int(rows[:, 0].max()) - len(hashes)))
+    if bool((rows[:, 1:] == rows[0, 1:]).all()):
+        return {}, int(rows[:, 0].max())
+    padded = torch.nn.functional.pad(hashes, (0, int(rows[:, 1].max()) - len(hashes)))
     table = torch.stack(context.gather(padded))
     own: Own = {}
     for ((file, name), piece), same in zip(pieces.items(), (table == table[0]).all(0).tolist(), strict=False):
         if not same:
             own.setdefault(file, {})[name] = piece
-    return own
+    return own, 0
 
 
 def compared(objects: Objects, collected: Collected) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:

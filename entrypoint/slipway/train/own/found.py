@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import gc
 import inspect
+import os
 import random
 import sys
 import sysconfig
@@ -31,7 +32,9 @@ CLEARED = sys.version_info < (3, 13)  # where a frame keeps what was read of it
 WIDEST = 100  # parts of a container that are looked at
 MOST = 20_000  # objects that are looked at
 LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, torch.Tensor, np.ndarray, Path)
-INSTALLED = tuple({str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARY = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
+# The folders that packages are installed to: those of an environment, of the one that it builds on, of the user, of Debian.
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 class FoundObject(NamedTuple):
@@ -65,7 +68,7 @@ def found_objects(passed: Iterable[object] = ()) -> tuple[FoundObject, ...]:
     ]
     modules = outermost([each for each in live if issubclass(type(each), nn.Module)], tensors_of(passed))
     others = [each for each in live if not issubclass(type(each), nn.Module)]
-    generators = [place.value for place in places.values() if isinstance(place.value, GENERATORS)]
+    generators = [place.value for place in places.values() if issubclass(type(place.value), GENERATORS)]
     found = [found_at(each, places.get(id(each))) for each in (*others, *modules, *generators) if id(each) not in known]
     return tuple(sorted(found, key=lambda each: not each.name))
 
@@ -201,18 +204,27 @@ def parts_of(place: Variable) -> Iterator[Variable]:
         if hasattr(value, "inner"):  # a sampler or data set in ours
             yield Variable(value.inner, name, where)
     elif not issubclass(kind, BuiltinFunctionType):
-        attributes = dict(getattr(value, "__dict__", ()))
+        attributes = own_attributes(value)
         attributes |= attributes.pop("_modules", {}) if issubclass(kind, nn.Module) else {}
         for key, each in attributes.items():
             if not issubclass(type(each), LEAVES):
                 yield Variable(each, f"{name}.{key}", partial(line_in_class, kind, key, where))
 
 
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Return a copy of an object's attributes, without a call of what its class may do when somebody asks for one."""
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError):
+        return {}
+
+
 def is_users(names: Mapping[str, Any]) -> bool:
     """Whether the globals are those of a module that is neither installed nor ours."""
-    file = names.get("__file__") or ""
+    file = str(names.get("__file__") or "")
     inside = str(names.get("__name__", "")).partition(".")[0]
-    return inside != "slipway" and not str(file).startswith(INSTALLED)
+    installed = inside in ("slipway", "torch") or file.startswith(LIBRARY)  # torch may be a checkout
+    return not installed and INSTALLED.isdisjoint(file.split(os.sep))
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

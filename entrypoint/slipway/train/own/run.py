@@ -551,12 +551,12 @@ class ResumableRun:
         tensors, packed, sharded = self._objects.collect()
         tensors[RUN] = {}
         self._collected = Collected(tensors, packed, sharded, pack_plain(self.state, "run.state", tensors[RUN]))
-        differing = own_pieces(self._context, self._objects, self._collected)
-        own = to_bytes(
-            {"lines": self._lines, "own": differing, "first": dict(self._first), **self._position.of_rank()},
-            "the data loader's state_dict()",
-        )
-        most = int(max(self._context.gather_number(len(own))))
+        parts = {"lines": self._lines, "own": {}, "first": dict(self._first), **self._position.of_rank()}
+        own = to_bytes(parts, "the data loader's state_dict()")
+        differing, most = own_pieces(self._context, self._objects, self._collected, len(own))
+        if not most:
+            own = to_bytes({**parts, "own": differing}, "the data loader's state_dict()")
+            most = int(max(self._context.gather_number(len(own))))
         # Room in memory is made for tensors of certain sizes, and a snapshot of other sizes is not kept while new room is
         # made. The texts in here differ in length from step to step.
         size = max(SMALLEST, 1 << (most - 1).bit_length())
