@@ -226,13 +226,13 @@ def test_buffers_that_are_gone_are_told_and_left_out(tmp_path: Path) -> None:
     ("every", "cost", "pace", "due"),
     [
         ("auto", 0.0, 0.02, 11),  # nothing is known yet
-        ("auto", 0.002, 0.02, 20),  # 2 ms in 10 steps of 20 ms: 1 %
+        ("auto", 0.0015, 0.02, 20),  # 1.5 ms in 10 steps of 20 ms: 0.75 %
         ("auto", 0.0001, 10.0, 11),
         (3, 5.0, 0.02, 12),
         (1, 5.0, 0.02, 11),
     ],
 )
-def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
+def test_the_next_one_is_due_as_soon_as_its_share_allows(
     every: str | int, cost: float, pace: float, due: int
 ) -> None:
     rhythm = Rhythm(every, 4)
@@ -247,19 +247,19 @@ def test_the_next_one_is_due_as_soon_as_its_cost_is_a_hundredth(
 
 def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None:
     rhythm, steps = Rhythm("auto", 0), []
-    for cost, pace in [(0.0, 0.02), *[(0.01, 0.02)] * 3, (0.9, 5.0), (0.01, 0.02)]:
+    for cost, pace in [(0.0, 0.02), *[(0.0075, 0.02)] * 3, (0.9, 5.0), (0.0075, 0.02)]:
         rhythm.go_on(10, cost, pace, kept=True)
         steps.append(rhythm.due - 10)
-    assert steps == [1, 5, 5, 50, 50, 50]
+    assert steps == [1, 4, 4, 50, 50, 50]
     assert Rhythm(0, 7).due == math.inf
 
 
 def test_a_first_measurement_that_is_spoilt_does_not_postpone_the_next_ones_for_long() -> None:
     rhythm, steps = Rhythm("auto", 0), []
-    for cost in (0.35, 0.001, 0.001):
+    for cost in (0.35, 0.00075, 0.00075):
         rhythm.go_on(10, cost, 0.02, kept=True)
         steps.append(rhythm.due - 10)
-    assert steps == [175, 1, 5], "a tenth of the time, then the lower of two costs, then a hundredth"
+    assert steps == [175, 1, 5], "a tenth of the time, then the lower of two costs, then SHARE"
 
 
 def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
