@@ -112,6 +112,10 @@ test-gpu: .venv/.dev .venv/.train ## Run the tests that need a GPU; without one,
 mutants: .venv/.dev ## Change the launcher's decisions on purpose, and print the changes that no test noticed; 15 minutes (ARGS=--all, ARGS="plan ending")
 	@.venv/bin/python tests/mutants/mutants.py $(ARGS)
 
+.PHONY: counts
+counts: .venv/.dev ## Count what the structure of the package costs its readers (ARGS=REVISION counts an earlier one)
+	@.venv/bin/python tests/counts.py $(ARGS)
+
 .PHONY: chaos
 chaos: .venv/.dev .venv/.train ## Kill, freeze and disconnect jobs at random, and compare their results with undisturbed ones (ARGS="--minutes 20 --seed 7")
 	@.venv/bin/python -u tests/chaos/chaos.py $(ARGS)
