@@ -90,7 +90,9 @@ def code_lines(text: str) -> int:
 def words_of_docstrings(text: str) -> int:
     """Return how many words the docstrings of a module have."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return sum(len((ast.get_docstring(each) or "").split()) for each in ast.walk(ast.parse(text)) if isinstance(each, kinds))
+    return sum(
+        len((ast.get_docstring(each) or "").split()) for each in ast.walk(ast.parse(text)) if isinstance(each, kinds)
+    )
 
 
 def imported_names(text: str) -> int:
