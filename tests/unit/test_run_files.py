@@ -18,19 +18,9 @@ from slipway.launch.verdict.block import outcome_record
 from slipway.launch.verdict.cause import said
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.process.folder_lock import is_alive
+from slipway.protocol import files
 from slipway.protocol.durable import remove_tree
 from slipway.protocol.errors import CONFIGURATION, LaunchError
-from slipway.protocol.files import (
-    LARGEST,
-    append_to_run_file,
-    levels_below_run,
-    number_in,
-    open_run_file,
-    read_json,
-    touch_run_file,
-    why_unreadable,
-    write_json,
-)
 from slipway.protocol.printable import printable
 
 pytestmark = pytest.mark.timeout(30)  # a pipe must not hold whoever reads it
@@ -53,9 +43,9 @@ def link_to_another(path: Path) -> None:
 def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "run.json")
     with pytest.raises(OSError, match=r"run\.json"):
-        open_run_file(tmp_path / "run.json")
-    assert read_json(tmp_path / "run.json") == {}
-    assert re.search("is not a regular file|is a link", why_unreadable(tmp_path / "run.json"))
+        files.open_run_file(tmp_path / "run.json")
+    assert files.read_json(tmp_path / "run.json") == {}
+    assert re.search("is not a regular file|is a link", files.why_unreadable(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize(
@@ -65,14 +55,14 @@ def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[Path], None
         ("[1]", {}),
         ('{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1.5}', {"a": None, "b": None, "c": None, "d": 1.5}),
         (f'{{"a": 1{"0" * 5000}, "b": 9007199254740993}}', {"a": None, "b": 9007199254740993}),
-        (f'{{"a": "{"x" * LARGEST}"}}', {}),
+        (f'{{"a": "{"x" * files.LARGEST}"}}', {}),
         ("\x00\xff", {}),
     ],
 )
 def test_json_that_makes_no_sense_is_passed_over(tmp_path: Path, text: str, value: dict[str, Any]) -> None:
     (tmp_path / "run.json").write_text(text)
-    assert read_json(tmp_path / "run.json") == value
-    assert bool(why_unreadable(tmp_path / "run.json")) == (not value)
+    assert files.read_json(tmp_path / "run.json") == value
+    assert bool(files.why_unreadable(tmp_path / "run.json")) == (not value)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +70,7 @@ def test_json_that_makes_no_sense_is_passed_over(tmp_path: Path, text: str, valu
     [("step-00000012", 12), ("step-²", None), ("step-٣", None), (f"step-{'9' * 5000}", None), ("step-", None)],
 )
 def test_numbers_in_names_are_of_ten_digits_alone(name: str, number: int | None) -> None:
-    assert number_in(name, "step-") == number
+    assert files.number_in(name, "step-") == number
 
 
 def test_control_characters_do_nothing_to_a_terminal() -> None:
@@ -152,7 +142,7 @@ def test_only_so_many_odd_files_are_named(tmp_path: Path) -> None:
 def test_nothing_is_added_to_what_is_no_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "rank-0.log")
     with pytest.raises(OSError, match=r"rank-0\.log"):
-        append_to_run_file(tmp_path / "rank-0.log")
+        files.append_to_run_file(tmp_path / "rank-0.log")
 
 
 @pytest.mark.parametrize(
@@ -177,17 +167,22 @@ def test_a_folder_that_became_a_link_while_the_job_runs_is_not_followed(tmp_path
     (tmp_path / "theirs/a.json").write_text('{"a": 1}')
     (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / link).symlink_to(tmp_path / "theirs")
-    for act in (append_to_run_file, touch_run_file, open_run_file, lambda path: write_json(path, {"b": 2})):
+    for act in (
+        files.append_to_run_file,
+        files.touch_run_file,
+        files.open_run_file,
+        lambda path: files.write_json(path, {"b": 2}),
+    ):
         with pytest.raises(OSError, match=f"is a link.*{link}"):
             act(tmp_path / link / "a.json")
-    assert read_json(tmp_path / link / "a.json") == {}
+    assert files.read_json(tmp_path / link / "a.json") == {}
     assert (tmp_path / "theirs/a.json").read_text() == '{"a": 1}'
 
 
 def test_errors_in_a_held_folder_tell_its_name(tmp_path: Path) -> None:
     (tmp_path / "node-0").mkdir()
     with pytest.raises(FileNotFoundError) as missing:
-        open_run_file(tmp_path / "node-0/plan.json")
+        files.open_run_file(tmp_path / "node-0/plan.json")
     assert missing.value.filename == str(tmp_path / "node-0/plan.json")
 
 
@@ -205,7 +200,7 @@ def test_errors_in_a_held_folder_tell_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_the_levels_of_a_run(folder: str, run: str, names: tuple[str, ...]) -> None:
-    assert levels_below_run(Path(folder)) == (Path(run), names)
+    assert files.levels_below_run(Path(folder)) == (Path(run), names)
 
 
 def test_a_folder_whose_name_only_begins_like_a_nodes_is_skipped(tmp_path: Path) -> None:
@@ -225,9 +220,9 @@ def test_a_link_with_the_name_of_a_file_that_is_being_written_is_not_followed(tm
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / f".run.json.{os.getpid()}.new").symlink_to("theirs")
     (tmp_path / "run.json").symlink_to("theirs")
-    write_json(tmp_path / "run.json", {"a": 1})
+    files.write_json(tmp_path / "run.json", {"a": 1})
     assert (tmp_path / "theirs").read_text() == "theirs"
-    assert read_json(tmp_path / "run.json") == {"a": 1}
+    assert files.read_json(tmp_path / "run.json") == {"a": 1}
 
 
 def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:

@@ -23,21 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol.files import (
-    MANIFEST,
-    METRICS_FILE,
-    RUN_FILE,
-    STORE_FILE,
-    WITHDRAWN,
-    attempt_in,
-    list_snapshots,
-    read_json,
-    read_run_bytes,
-    snapshot_attempt,
-    snapshot_step,
-    touch_run_file,
-    write_passing_json,
-)
+from slipway.protocol import files
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog, Version
@@ -182,21 +168,21 @@ class Copier:
         for part in self._parts:
             for version, path in self._local(part):
                 with suppress(OSError):
-                    found += [version] if (part, read_run_bytes(path / MANIFEST)) in self._done else []
+                    found += [version] if (part, files.read_run_bytes(path / files.MANIFEST)) in self._done else []
         return max(found)[1] if found else None
 
     def tell(self) -> None:
         """Write down how far it is, where `slipway status` and the launcher look."""
         self.progress.seconds = round(time.process_time(), 2)
         with suppress(OSError):
-            write_passing_json(self.to.node / STORE_FILE, dataclasses.asdict(self.progress))
+            files.write_passing_json(self.to.node / files.STORE_FILE, dataclasses.asdict(self.progress))
 
     def _claim(self) -> bool:
         """Claim the attempt on the node of rank 0, wait for the claim elsewhere. Returns whether there is one."""
         run, attempt = self.to.run, self.to.attempt
         if self.to.leader:
-            record = read_json(self.to.path / RUN_FILE)
-            if attempt_in(record) != attempt:  # it is about to be written
+            record = files.read_json(self.to.path / files.RUN_FILE)
+            if files.attempt_in(record) != attempt:  # it is about to be written
                 return False
             about = {"nonce": self.nonce, "host": socket.gethostname(), "time": self.clock(), "run": record}
             claim(self.store, run, attempt, about)
@@ -218,10 +204,10 @@ class Copier:
             self._catch_up()
 
     def _copy_records(self) -> None:
-        self.recorder.copy(tuple(name for name in RECORDS if name != METRICS_FILE))
+        self.recorder.copy(tuple(name for name in RECORDS if name != files.METRICS_FILE))
         if abs(self.clock() - self._metrics_at) >= METRICS_EVERY:
             self._metrics_at = self.clock()
-            self.recorder.copy((METRICS_FILE,))
+            self.recorder.copy((files.METRICS_FILE,))
 
     def _withdraw(self) -> StoreRefusedError | None:
         """Delete the copies of snapshots that the training has set aside. Returns why it is refused: others are copied anyway.
@@ -236,7 +222,7 @@ class Copier:
             for suspect in suspects:
                 withdraw(self.store, self.to.run, self.to.attempt, self.catalog, suspect)
                 self._done.discard((suspect.part, suspect.manifest))
-                touch_run_file(suspect.path / WITHDRAWN)
+                files.touch_run_file(suspect.path / files.WITHDRAWN)
         except StoreRefusedError as error:
             return error
         self.catalog.refresh()
@@ -249,7 +235,7 @@ class Copier:
         self.catalog.refresh()
         self._report_newest()
         if self.to.leader:
-            self.recorder.copy((METRICS_FILE,))
+            self.recorder.copy((files.METRICS_FILE,))
             self._unclean = True
             self._clean()
 
@@ -270,7 +256,7 @@ class Copier:
             return
         local = dict(self._local(newest[0].place.part))
         try:
-            taken = (local[newest[0].version] / MANIFEST).stat().st_mtime
+            taken = (local[newest[0].version] / files.MANIFEST).stat().st_mtime
         except (KeyError, OSError):  # it is no longer on this disk, or never was
             taken = self.catalog.taken(newest[0])
         self.progress.step, self.progress.taken = newest[0].place.step, taken
@@ -283,10 +269,10 @@ class Copier:
     def _local(self, part: int) -> list[tuple[Version, Path]]:
         """The snapshots of a part on the disk."""
         try:
-            paths = list_snapshots(snapshots_folder(self.to.path, part))
+            paths = files.list_snapshots(snapshots_folder(self.to.path, part))
         except OSError:  # a disk that is away for a while
             return []
-        return [((snapshot_attempt(path), snapshot_step(path)), path) for path in paths]
+        return [((files.snapshot_attempt(path), files.snapshot_step(path)), path) for path in paths]
 
     def _next(self) -> tuple[Version, int, Path, bytes] | None:
         """What to copy: the newest snapshot, but a step of which another part is on its way comes first; None without any.
@@ -298,7 +284,7 @@ class Copier:
             waiting = []
             for version, path in self._local(part):
                 with suppress(OSError):
-                    waiting.append((version, part, path, read_run_bytes(path / MANIFEST)))
+                    waiting.append((version, part, path, files.read_run_bytes(path / files.MANIFEST)))
             stored = max((each[0] for each in waiting if (part, each[3]) in self._done), default=(-1, -1))
             found += [each for each in waiting if each[0] > stored and (part, each[3]) not in self._bad]
         if not found:

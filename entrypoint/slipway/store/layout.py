@@ -14,19 +14,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from slipway.protocol.files import (
-    MANIFEST,
-    METRICS_FILE,
-    OPTIONS_FILE,
-    OUTCOME_FILE,
-    SNAPSHOTS,
-    part_name,
-    snapshot_name,
-)
+from slipway.protocol import files
 
 ATTEMPT = "attempt-"
 WRITABLE = "-/writable"  # of no run: who may create it may write
-RECORDS = (OUTCOME_FILE, OPTIONS_FILE, METRICS_FILE)  # run.json is in the claim
+RECORDS = (files.OUTCOME_FILE, files.OPTIONS_FILE, files.METRICS_FILE)  # run.json is in the claim
 SNAPSHOT = re.compile(r"attempt-(\d{8})/snapshots/(?:part-(\d{5})/)?step-(\d{8,15})/(.+)")
 PIECE = 64 << 20  # bytes of an object at most
 CLAIM = re.compile(r"(\d{8})\.json")
@@ -42,8 +34,8 @@ class Location(NamedTuple):
     @property
     def folder(self) -> str:
         """The prefix of its objects below that of the run."""
-        part = f"{part_name(self.part)}/" if self.part else ""
-        return f"{ATTEMPT}{self.attempt:08d}/{SNAPSHOTS}/{part}{snapshot_name(self.step)}/"
+        part = f"{files.part_name(self.part)}/" if self.part else ""
+        return f"{ATTEMPT}{self.attempt:08d}/{files.SNAPSHOTS}/{part}{files.snapshot_name(self.step)}/"
 
 
 def claim_name(run: str, attempt: int) -> str:
@@ -64,4 +56,6 @@ def parse_snapshot(name: str) -> tuple[Location, str] | None:
 
 def odd_name(names: Iterable[str]) -> str | None:
     """The first of the names in a manifest that no file beside it can have; None without one."""
-    return next((name for name in names if "/" in name or "\0" in name or name in ("", ".", "..", MANIFEST)), None)
+    return next(
+        (name for name in names if "/" in name or "\0" in name or name in ("", ".", "..", files.MANIFEST)), None
+    )

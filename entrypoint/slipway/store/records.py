@@ -6,17 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from slipway.protocol import files
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import (
-    LARGEST,
-    METRICS_FILE,
-    METRICS_LARGEST,
-    NO_FILE,
-    RUN_FILE,
-    attempt_in,
-    read_json,
-    read_run_bytes,
-)
 from slipway.store.claims import highest_claim, read_claim
 from slipway.store.layout import RECORDS, record_folder
 from slipway.store.objects import MissingObjectError, ObjectStore
@@ -26,7 +17,7 @@ RECORD = re.compile(r"attempt-(\d{8})/record/(.+)")
 
 def largest(name: str) -> int:
     """The bytes that a record has at most."""
-    return METRICS_LARGEST if name == METRICS_FILE else LARGEST
+    return files.METRICS_LARGEST if name == files.METRICS_FILE else files.LARGEST
 
 
 class RecordCopy:
@@ -44,9 +35,9 @@ class RecordCopy:
                 seen = (found.st_mtime_ns, found.st_size)
                 if self._copied.get(name) == seen:
                     continue
-                content = read_run_bytes(self._path / name, largest(name))
+                content = files.read_run_bytes(self._path / name, largest(name))
             except OSError as error:  # not there yet, or a disk that is away
-                if error.errno in NO_FILE:
+                if error.errno in files.NO_FILE:
                     self._store.odd.add(f"{self._path / name} {error.strerror}, so it is not copied")
                 continue
             self._store.write(f"{self._folder}{name}", content)
@@ -65,7 +56,7 @@ def fetch_records(store: ObjectStore, run: str, path: Path, *, always: bool = Fa
     record = read_claim(store, run, newest).get("run")
     if not isinstance(record, dict):
         return False
-    if not always and attempt_in(record) <= attempt_in(read_json(path / RUN_FILE)):
+    if not always and files.attempt_in(record) <= files.attempt_in(files.read_json(path / files.RUN_FILE)):
         return False
     found: dict[str, tuple[int, str]] = {}
     for name in store.list_objects(f"{run}/"):
@@ -78,5 +69,7 @@ def fetch_records(store: ObjectStore, run: str, path: Path, *, always: bool = Fa
                 replace_file(path / name, store.read(found[name][1], largest(name)))
             except MissingObjectError:  # deleted by an attempt that began just now
                 continue
-    replace_file(path / RUN_FILE, json.dumps(record, indent=1) + "\n")  # last: with it the others count as fetched
+    replace_file(
+        path / files.RUN_FILE, json.dumps(record, indent=1) + "\n"
+    )  # last: with it the others count as fetched
     return True

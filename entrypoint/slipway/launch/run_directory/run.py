@@ -16,36 +16,9 @@ from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
 from slipway.launch.run_directory.records import RunRecord
+from slipway.protocol import files
 from slipway.protocol.durable import clear, hidden, sync_folder, unfinished
 from slipway.protocol.errors import DISK_ERRORS, LaunchError, code_of, told_if_unreadable
-from slipway.protocol.files import (
-    CHARTS,
-    HANG_FILE,
-    HEARTBEATS,
-    HONOURS_STOP,
-    LOGS,
-    OUTCOME_FILE,
-    OUTCOMES,
-    PLAN_FILE,
-    RANKS_FILE,
-    RUN_FILE,
-    SNAPSHOTS,
-    SPARES_FILE,
-    STACKS_WANTED,
-    STEP,
-    STOP_FILE,
-    TRACE_WANTED,
-    TRACEABLE,
-    TRACES,
-    WAITING_FILE,
-    held_folder,
-    node_folder,
-    number_in,
-    own_file,
-    rank_file,
-    read_json,
-    write_json,
-)
 from slipway.protocol.mistake import did_you_mean
 from slipway.protocol.outcomes import Word
 from slipway.protocol.redact import make_redactor, redact_json, secret_values
@@ -166,7 +139,7 @@ def _is_unnamed(run: Run, plan: Plan, sources: Sources) -> bool:
     """Whether it is a new run whose folder was not named, and which no other launcher looks for."""
     if run.own or sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         return False
-    return run.resume != "auto" or not (plan.topology.job or (run.path / RUN_FILE).exists())
+    return run.resume != "auto" or not (plan.topology.job or (run.path / files.RUN_FILE).exists())
 
 
 def _take_new(run: Run, plan: Plan, take: Callable[[Path], bool]) -> Run:
@@ -255,7 +228,7 @@ def _refuse_finished(path: Path, plan: Plan) -> None:
 
 def _refuse_used(path: Path, plan: Plan) -> None:
     """Where several launchers share the folder, another may have made it just now; only process 0 writes run.json."""
-    used = (path / RUN_FILE).exists() if _among_others(plan) else path.is_dir() and any(path.iterdir())
+    used = (path / files.RUN_FILE).exists() if _among_others(plan) else path.is_dir() and any(path.iterdir())
     if used and plan.topology.rank == 0:
         raise NoNewRunError(
             f"The run directory {path} is not empty, and nothing in it is overwritten. Add --resume auto to resume the "
@@ -269,7 +242,7 @@ def _require_snapshot(run: Run, sources: Sources) -> None:
     if (
         run.resume in ("auto", "none")
         or RunDirectory(path).newest_step is not None
-        or number_in(path.name, STEP) is not None
+        or files.number_in(path.name, files.STEP) is not None
     ):
         return
     raise NoNewRunError(
@@ -286,13 +259,13 @@ def refuse_links(run: Path, node_rank: int) -> None:
     """Refuse a run directory in which a folder that is written to is a link: it may lead to what others made, and snapshots there
     would be deleted with ours. On the way to the run directory links are followed. Raises LaunchError (78).
     """
-    node = node_folder(run, node_rank)
+    node = files.node_folder(run, node_rank)
     for folder in (
-        run / SNAPSHOTS,
-        run / CHARTS,
-        run / TRACES,
+        run / files.SNAPSHOTS,
+        run / files.CHARTS,
+        run / files.TRACES,
         node,
-        *(node / name for name in (LOGS, OUTCOMES, HEARTBEATS)),
+        *(node / name for name in (files.LOGS, files.OUTCOMES, files.HEARTBEATS)),
     ):
         if folder.is_symlink():
             raise LaunchError(
@@ -308,14 +281,14 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> bool:
     node = run.node(plan.topology.node_rank).path
     refuse_links(run.path, plan.topology.node_rank)
     try:
-        for name in (OUTCOMES, HEARTBEATS):
+        for name in (files.OUTCOMES, files.HEARTBEATS):
             (node / name).mkdir(parents=True, exist_ok=True)
         require_renames(node)
         for stale in _stale_files(run, node, plan):  # by the attempt before; its verdict is in outcome.json
-            with held_folder(stale.parent) as folder:
+            with files.held_folder(stale.parent) as folder:
                 (folder / stale.name).unlink(missing_ok=True)
         if plan.topology.rank == 0 or not run.shared:
-            record = read_json(run.path / RUN_FILE)
+            record = files.read_json(run.path / files.RUN_FILE)
             record |= {
                 "workload": plan.workload.name,
                 "arguments": list(plan.arguments),
@@ -330,7 +303,7 @@ def prepare_run(run: Run, plan: Plan, version: str, now: float) -> bool:
                 "torch": found[0] if (found := read_version(locate_module("torch") or run.path)) else "",
                 "image": plan.topology.image or "",
             }
-            write_json(run.path / RUN_FILE, record)
+            files.write_json(run.path / files.RUN_FILE, record)
         return sync_folder(run.path)
     except OSError as error:
         raise cannot_make(error) from None
@@ -373,21 +346,29 @@ def cannot_make(error: OSError) -> LaunchError:
     return LaunchError(text, code_of(error))
 
 
-OF_LAUNCHER = (HANG_FILE, RANKS_FILE, STACKS_WANTED)  # of each, where there is one for each process
+OF_LAUNCHER = (files.HANG_FILE, files.RANKS_FILE, files.STACKS_WANTED)  # of each, where there is one for each process
 
 
 def _stale_files(run: Run, node: Path, plan: Plan) -> list[Path]:
     """This launcher's own files, and what one that was killed had not finished writing; where there is one per process, its
     neighbours may have written theirs already, or be writing them."""
     if process := plan.topology.process:
-        mine = [rank_file(node, folder, process.rank) for folder in (OUTCOMES, HEARTBEATS)]
-        mine += [own_file(node, name, process.rank) for name in OF_LAUNCHER]
+        mine = [files.rank_file(node, folder, process.rank) for folder in (files.OUTCOMES, files.HEARTBEATS)]
+        mine += [files.own_file(node, name, process.rank) for name in OF_LAUNCHER]
     else:
-        mine = [file for folder in (OUTCOMES, HEARTBEATS) for file in (node / folder).glob("*")]
+        mine = [file for folder in (files.OUTCOMES, files.HEARTBEATS) for file in (node / folder).glob("*")]
         mine += unfinished(node)
         if plan.topology.rank == 0 or not run.shared:
-            mine += [*unfinished(run.path, RUN_FILE), *unfinished(run.path, OUTCOME_FILE)]
-    shared = [STOP_FILE, HONOURS_STOP, WAITING_FILE, SPARES_FILE, TRACEABLE, TRACE_WANTED, *OF_LAUNCHER]
+            mine += [*unfinished(run.path, files.RUN_FILE), *unfinished(run.path, files.OUTCOME_FILE)]
+    shared = [
+        files.STOP_FILE,
+        files.HONOURS_STOP,
+        files.WAITING_FILE,
+        files.SPARES_FILE,
+        files.TRACEABLE,
+        files.TRACE_WANTED,
+        *OF_LAUNCHER,
+    ]
     shared = [] if process and process.local_rank else shared
     return [*mine, *(node / name for name in shared)]
 
@@ -402,4 +383,4 @@ def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
     del shown["options"]
     clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
     more = {"container": plan.topology.container, "notes": list(plan.topology.notes)}
-    write_json(node_dir / PLAN_FILE, redact_json(shown | more, clean))
+    files.write_json(node_dir / files.PLAN_FILE, redact_json(shown | more, clean))

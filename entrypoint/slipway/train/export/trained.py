@@ -15,15 +15,7 @@ from typing import Any
 
 import torch
 
-from slipway.protocol.files import (
-    MANIFEST,
-    METRICS_FILE,
-    OPTIONS_FILE,
-    RUN_FILE,
-    SNAPSHOTS,
-    list_snapshots,
-    snapshot_name,
-)
+from slipway.protocol import files
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.snapshots.snapshot import MODEL, Snapshot, load_newest, load_snapshot
@@ -64,8 +56,8 @@ def read_trained(run: Path, step: int | None = None) -> Trained:
             f"{path} does not say its {min(missing)}: it was saved by a loop other than `fit`. Read its tensors with "
             "slipway.train.load_newest."
         )
-    stored = read_object(run / OPTIONS_FILE)
-    record = read_object(run / RUN_FILE)  # absent where no launcher started it
+    stored = read_object(run / files.OPTIONS_FILE)
+    record = read_object(run / files.RUN_FILE)  # absent where no launcher started it
     sources, workload = stored.pop("sources", {}), stored.pop("workload", snapshot.state["workload"])
     processes = snapshot.state["world_size"]
     nodes = max(1, int(record.get("nodes", 1)))
@@ -73,12 +65,12 @@ def read_trained(run: Path, step: int | None = None) -> Trained:
         run=run.absolute().name,
         workload=workload,
         step=snapshot.step,
-        snapshot=hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
+        snapshot=hashlib.sha256((path / files.MANIFEST).read_bytes()).hexdigest(),
         options=stored,
         sources=sources,
         model=snapshot.state["model"],
         data=snapshot.state["data"],
-        evaluation=read_evaluation(run / METRICS_FILE, snapshot.step),
+        evaluation=read_evaluation(run / files.METRICS_FILE, snapshot.step),
         nodes=nodes,
         processes_per_node=max(1, processes // nodes),
         tensors=snapshot.tensors[MODEL],
@@ -97,11 +89,11 @@ def publishable(trained: Trained) -> Trained:
 
 def find_snapshot(run: Path, step: int | None) -> tuple[Path, Snapshot]:
     """A run's snapshot of `step`, or the newest that verifies. Raises ConfigurationError and SnapshotError."""
-    if step is not None and (path := run / SNAPSHOTS / snapshot_name(step)).is_dir():
+    if step is not None and (path := run / files.SNAPSHOTS / files.snapshot_name(step)).is_dir():
         return path, load_snapshot(path, [MODEL])
-    found = load_newest(run / SNAPSHOTS, partial(print, file=sys.stderr), [MODEL]) if step is None else None
+    found = load_newest(run / files.SNAPSHOTS, partial(print, file=sys.stderr), [MODEL]) if step is None else None
     if found is None:
-        kept = ", ".join(path.name for path in reversed(list_snapshots(run / SNAPSHOTS)))
+        kept = ", ".join(path.name for path in reversed(files.list_snapshots(run / files.SNAPSHOTS)))
         which = f"of step {step}; it holds {kept}" if step is not None else f"that can be loaded; it holds {kept}"
         raise ConfigurationError(f"{run} has no snapshot {which}." if kept else f"{run} has no snapshot.")
     return found

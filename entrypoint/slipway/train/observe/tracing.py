@@ -9,17 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from slipway.protocol.files import (
-    TRACE_FILE,
-    TRACE_WANTED,
-    TRACEABLE,
-    TRACES,
-    held_folder,
-    read_json,
-    snapshot_name,
-    touch_run_file,
-    write_passing_json,
-)
+from slipway.protocol import files
 from slipway.protocol.phases import Phase
 from slipway.train.observe.traces import MOST_RANKS, Recording, collect
 from slipway.train.worker.context import Context
@@ -42,15 +32,15 @@ class Tracing:
         if self._looks:
             context.flag.wanted = self._poll
             with suppress(OSError):
-                touch_run_file(self._folder / TRACEABLE)
+                files.touch_run_file(self._folder / files.TRACEABLE)
 
     def _poll(self) -> int:
         """How many steps a request asks for that nobody has taken; it is taken with that."""
         try:
-            (self._folder / TRACE_WANTED).stat()
+            (self._folder / files.TRACE_WANTED).stat()
         except OSError:
             return 0
-        request = read_json(self._folder / TRACE_WANTED)
+        request = files.read_json(self._folder / files.TRACE_WANTED)
         # One that could not be removed is not served again.
         steps, new = request.get("steps"), request.get("id") != self._seen
         fits = type(steps) is int and 0 < steps <= MOST_STEPS and request.get("attempt") == self._context.place.attempt
@@ -58,7 +48,7 @@ class Tracing:
         if taken:
             self._request, self._seen = request, request.get("id")
             self._tell("taken")  # before the request is gone, so that whoever asked finds the one or the other
-        self._remove(TRACE_WANTED)
+        self._remove(files.TRACE_WANTED)
         return int(steps) if taken and steps else 0
 
     def begin(self, step: int) -> None:
@@ -92,10 +82,10 @@ class Tracing:
         context, place = self._context, self._context.place
         context.beat(Phase.SAVE)
         self._tell("collecting", step=recording.first)
-        name = snapshot_name(recording.first + 1)
+        name = files.snapshot_name(recording.first + 1)
         why = why if recording.steps < self._wanted else ""
         found = collect(
-            recording, context.side, place.run_dir / TRACES / name, {"wanted": self._wanted, "why": why},
+            recording, context.side, place.run_dir / files.TRACES / name, {"wanted": self._wanted, "why": why},
             lambda: context.beat(Phase.SAVE),
         )  # fmt: skip
         if recording.error:
@@ -117,15 +107,15 @@ class Tracing:
             self._tell("failed", why="training ended before")
             self._request = {}
         if self._looks:
-            self._remove(TRACEABLE)
+            self._remove(files.TRACEABLE)
 
     def _tell(self, state: str, **more: Any) -> None:
         """Let whoever asked know; where that cannot be written they notice it themselves."""
         if self._request:
             row = {"id": self._request.get("id"), "attempt": self._context.place.attempt, "state": state}
             with suppress(OSError):
-                write_passing_json(self._folder / TRACE_FILE, row | {"steps": self._wanted} | more)
+                files.write_passing_json(self._folder / files.TRACE_FILE, row | {"steps": self._wanted} | more)
 
     def _remove(self, name: str) -> None:
-        with suppress(OSError), held_folder(self._folder) as folder:
+        with suppress(OSError), files.held_folder(self._folder) as folder:
             (folder / name).unlink(missing_ok=True)

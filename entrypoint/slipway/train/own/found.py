@@ -224,7 +224,7 @@ def is_users(names: Mapping[str, Any]) -> bool:
     file = str(names.get("__file__") or "")
     inside = str(names.get("__name__", "")).partition(".")[0]
     installed = inside in ("slipway", "torch") or file.startswith(LIBRARY)  # torch may be a checkout
-    return not installed and INSTALLED.isdisjoint(file.split(os.sep))
+    return not installed and INSTALLED.isdisjoint(Path(file).parts)
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

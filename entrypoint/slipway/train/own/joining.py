@@ -20,19 +20,7 @@ import torch.distributed as dist
 
 from slipway.options.paths import require_local
 from slipway.process.folder_lock import FolderLock, Holder, is_alive, is_here, name_of, read_holder, this_process
-from slipway.protocol.files import (
-    HEARTBEATS,
-    HONOURS_STOP,
-    LAUNCHER_FILE,
-    NO_FILE,
-    NODE,
-    STOP_FILE,
-    held_below,
-    held_folder,
-    rank_file,
-    touch_run_file,
-    write_passing_json,
-)
+from slipway.protocol import files
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
@@ -76,18 +64,18 @@ def join(environ: Mapping[str, str], device: torch.device, keeps: bool) -> tuple
     if not is_launched(environ):
         make_node_folder(place)
     heartbeat = Heartbeat(
-        rank_file(place.node_dir, HEARTBEATS, place.rank),
+        files.rank_file(place.node_dir, files.HEARTBEATS, place.rank),
         lambda: context.place.is_writer and context.place.superseded,
     )
     context = Context(place, device, side, heartbeat)
     if is_launched(environ):
-        touch_run_file(place.node_dir / HONOURS_STOP)
+        files.touch_run_file(place.node_dir / files.HONOURS_STOP)
     else:
         context.place = replace(place, shared=is_shared(context, environ))
         context.place = replace(context.place, lock=lock_folder(context))
         if context.is_local_leader:  # a stop flag of an earlier process
-            with held_folder(place.node_dir) as folder:
-                (folder / STOP_FILE).unlink(missing_ok=True)
+            with files.held_folder(place.node_dir) as folder:
+                (folder / files.STOP_FILE).unlink(missing_ok=True)
         kept = f"snapshots on the disk only, in {place.run_dir}" if keeps else "no restarts"
         context.say(f"slipway.resume without its launcher: {kept}")
     context.beat(Phase.SETUP)
@@ -98,10 +86,10 @@ def make_node_folder(place: Place) -> None:
     """Make this node's folder if there is no launcher. Raises ConfigurationError if somebody has put a link in its place."""
     place.run_dir.mkdir(parents=True, exist_ok=True)
     try:
-        with held_below(place.run_dir, [place.node_dir.name], make=True):
+        with files.held_below(place.run_dir, [place.node_dir.name], make=True):
             pass
     except OSError as error:
-        if error.errno not in NO_FILE:
+        if error.errno not in files.NO_FILE:
             raise
         raise ConfigurationError(
             f"{error.filename} {error.strerror}. Remove it, or set SLIPWAY_RUN_DIR to a folder of yours."
@@ -115,13 +103,13 @@ def lock_folder(context: Context) -> FolderLock | None:
     """
     place, lock, refused = context.place, None, ""
     if place.is_writer:
-        lock, words = FolderLock(place.node_dir / LAUNCHER_FILE), tuple(redact_words(sys.argv))
+        lock, words = FolderLock(place.node_dir / files.LAUNCHER_FILE), tuple(redact_words(sys.argv))
         try:
             for file in place.node_dir.glob("launcher-*.json"):  # with a launcher for each process
                 refuse_held(file, read_holder(file), words)
             lock.take(
                 this_process(time.time(), script=words),
-                lambda holder: refuse_held(place.node_dir / LAUNCHER_FILE, holder, words),
+                lambda holder: refuse_held(place.node_dir / files.LAUNCHER_FILE, holder, words),
             )
         except ConfigurationError as error:
             lock, refused = None, str(error)
@@ -180,7 +168,7 @@ def place_without_launcher(environ: Mapping[str, str]) -> Place:
         world_size=dist.get_world_size() if several else 1,
         node_rank=node_rank,
         run_dir=run_dir,
-        node_dir=run_dir / f"{NODE}{node_rank}",
+        node_dir=run_dir / f"{files.NODE}{node_rank}",
         backend=dist.get_backend() if several else "gloo",
         device="cuda" if torch.cuda.is_available() else "cpu",
         resume=environ.get("SLIPWAY_RESUME") or "auto",
@@ -228,7 +216,7 @@ def handle_stops(context: Context, environ: Mapping[str, str], passed_over: set[
             return
         with suppress(OSError):
             flag = {"outcome": SIGNALS[signal.Signals(number)], "signal": signal.Signals(number).name}
-            write_passing_json(context.place.node_dir / STOP_FILE, flag)
+            files.write_passing_json(context.place.node_dir / files.STOP_FILE, flag)
 
     for number in replaced:
         signal.signal(number, raise_flag)

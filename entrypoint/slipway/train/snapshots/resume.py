@@ -19,16 +19,7 @@ from typing import Any
 
 import torch
 
-from slipway.protocol.files import (
-    SNAPSHOTS,
-    STEP,
-    list_snapshots,
-    newest_first,
-    number_in,
-    snapshot_attempt,
-    snapshot_name,
-    snapshot_step,
-)
+from slipway.protocol import files
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.protocol.printable import rank_ranges
@@ -114,7 +105,7 @@ def search(
     """Search for the snapshot that `resume` means, at most `until`; `own` has those of this rank's part. Names each one that is
     skipped.
     """
-    latest = next(iter(list_snapshots(own)), None)
+    latest = next(iter(files.list_snapshots(own)), None)
     try:
         if resume == "none":
             if latest is None:
@@ -139,10 +130,10 @@ def search(
             return Search(SearchResult.DAMAGED, failure=nothing)
         return Search()
     path, snapshot = found
-    if latest is not None and path is not None and snapshot_step(latest) > snapshot.step and resume != "auto":
+    if latest is not None and path is not None and files.snapshot_step(latest) > snapshot.step and resume != "auto":
         later = f"{own} already holds {latest.name}, later than {path.name}. Type another --run-dir to branch off."
         return Search(SearchResult.REFUSED, failure=ConfigurationError(later))
-    return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=snapshot_step(latest) if latest else -1)
+    return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=files.snapshot_step(latest) if latest else -1)
 
 
 def require_parts(snapshot: Snapshot, parts: RankParts) -> None:
@@ -203,7 +194,7 @@ def search_memory(own: Path, memory: MemoryBuffers, parts: RankParts, until: Ver
 
 def newest_listed(own: Path, until: Version = ANY) -> tuple[int, int]:
     """Attempt and step of the newest snapshot of a run, at most `until`, whole or not."""
-    versions = ((snapshot_attempt(path), snapshot_step(path)) for path in newest_first(own))
+    versions = ((files.snapshot_attempt(path), files.snapshot_step(path)) for path in files.newest_first(own))
     return next((version for version in versions if version <= until), (-1, -1))
 
 
@@ -212,10 +203,10 @@ def load_named(path: Path, context: Context, parts: RankParts, until: Version) -
 
     Raises SnapshotError where the snapshot itself was named and is damaged.
     """
-    if (path / SNAPSHOTS).is_dir():
-        return load_newest(parts.folder(path / SNAPSHOTS), context.warn, until=until)
+    if (path / files.SNAPSHOTS).is_dir():
+        return load_newest(parts.folder(path / files.SNAPSHOTS), context.warn, until=until)
     own = parts.folder(path.parent) / path.name
-    return (own, load_snapshot(own)) if number_in(own.name, STEP) is not None and own.is_dir() else None
+    return (own, load_snapshot(own)) if files.number_in(own.name, files.STEP) is not None and own.is_dir() else None
 
 
 def choose_source(reports: Sequence[tuple[int, ...]]) -> int | None:
@@ -309,7 +300,7 @@ def share_snapshot(
     if layout["failure"] is not None:
         kind, message = layout["failure"]
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
-    name = snapshot_name(layout["step"])
+    name = files.snapshot_name(layout["step"])
     context.say(f"resuming from {layout['path'] or f'{name}, in memory'}")
     if parts.several:
         snapshot, sources = receive_parts(context, own, reports, parts)
@@ -356,7 +347,7 @@ def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts)
 
     Raises as `set_aside_together` does.
     """
-    folder = parts.folder(context.place.run_dir / SNAPSHOTS)
+    folder = parts.folder(context.place.run_dir / files.SNAPSHOTS)
     own = read_suspicion(folder) if parts.on_disk else UNSUSPECTED
     all_found = [Suspicion(*row.tolist()) for row in context.gather(torch.tensor(own))]
     newest = max(all_found, key=lambda found: (found.attempt, -found.step))
@@ -407,7 +398,7 @@ def receive_parts(
 
 def search_together(resume: str, context: Context, memory: MemoryBuffers, parts: RankParts, until: Version) -> Search:
     """What `search` finds, where this rank keeps snapshots; no rank waits in one long exchange, however long disks take."""
-    folder = parts.folder(context.place.run_dir / SNAPSHOTS)
+    folder = parts.folder(context.place.run_dir / files.SNAPSHOTS)
     with ThreadPoolExecutor(max_workers=1) as reader:
         own = []
         if parts.on_disk:
