@@ -244,7 +244,7 @@ def generators_of_the_loop() -> None:
 
         def train(self) -> None:
             rng, legacy, seeded = np.random.default_rng(0), np.random.RandomState(0), torch.Generator()
-            again = random.Random(0)
+            again, older = random.Random(0), np.random.RandomState(0)
             model = net()
             optimizer = SGD(model.parameters(), 0.1)
             run = slipway.resume(model=model, optimizer=optimizer)
@@ -253,6 +253,8 @@ def generators_of_the_loop() -> None:
                 torch.rand(1, generator=seeded)
                 again.seed(step)
                 again.random()
+                older.seed(step)
+                older.rand(1000)
                 rng.random(), legacy.rand(), self.draw.random(), np.random.rand(), random.random(), torch.rand(1)
                 teach(model, optimizer)
 

@@ -17,6 +17,8 @@ from slipway.train.own.sharding import local
 from slipway.train.snapshots.tensors import sum_of_bits
 
 TORCHS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)  # whose states are no copies
+FRESH = 624  # the position of a RandomState that nothing was drawn from since it was seeded
+SOME, MOST = 64, 2**26  # bytes that tell a stream of random numbers; that are drawn of one at most between two looks
 
 
 class SavedStates:
@@ -93,8 +95,22 @@ def mark_of(value: Any) -> Hashable:
     if isinstance(value, np.random.Generator):
         return mark_of_state(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return mark_of_state(value.get_state(legacy=False))
+        state: Any = value.get_state(legacy=False)
+        return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
     return mark_of_state(value.state_dict())
+
+
+def is_drawn_on(before: Any, now: Any) -> bool:
+    """Whether a RandomState got from one mark to the other by drawing, and not by a seed, which its class tells nobody. From a
+    fresh state it may have come by the same seed again, so that does not count.
+    """
+    dice = np.random.RandomState()
+
+    def drawn(mark: Any, count: int) -> bytes:
+        dice.set_state({"bit_generator": "MT19937", "state": {"key": np.frombuffer(mark[0], np.uint32), "pos": 0}})
+        return dice.bytes(count)
+
+    return before[1] != FRESH and drawn(now, SOME) in drawn(before, MOST)
 
 
 def mark_of_state(state: Any) -> Hashable:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,7 +22,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.found import GENERATORS, FoundObject, Variable, found_objects, live_objects, tensors_of, walk
 from slipway.train.own.names import without_wrappers
 from slipway.train.own.objects import NAME, Objects
-from slipway.train.own.saved_states import SavedStates, mark_of
+from slipway.train.own.saved_states import SavedStates, is_drawn_on, mark_of
 from slipway.train.own.sources import inner_of
 from slipway.train.own.too_late import Seeding, Weights
 from slipway.train.worker.context import Context
@@ -143,6 +144,8 @@ class Unsaved:
         seeded = id(value) in self._seeded
         if isinstance(value, torch.Generator):
             seeded = watched.mark[:1] != before[:1]  # type: ignore[index]
+        if isinstance(value, np.random.RandomState) and watched.mark != before:
+            seeded = not is_drawn_on(before, watched.mark)
         return watched.mark != before and not seeded
 
     def _is_beside(self, value: Any) -> bool:
