@@ -74,7 +74,7 @@ def test_the_table_is_printed_while_it_goes(collectives: Start) -> None:
 def test_a_wrong_result_ends_the_run_and_is_named(collectives: Start, name: str, size: int) -> None:
     run = collectives(*SMALL, wrong=[1, name, size])
     assert run.exit_code == 1
-    assert [outcome["outcome"] for outcome in run.outcomes] == ["peer", "failed"]
+    assert [outcome["outcome"] for outcome in run.outcomes] == ["peer", "unhealthy"]
     assert run.outcomes[1]["message"].startswith(f"{name} of {size // 1024} KiB: rank 1 got a wrong result: element ")
     assert found(run)["complete"] is False
 

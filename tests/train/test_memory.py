@@ -232,9 +232,7 @@ def test_buffers_that_are_gone_are_told_and_left_out(tmp_path: Path) -> None:
         (1, 5.0, 0.02, 11),
     ],
 )
-def test_the_next_one_is_due_as_soon_as_its_share_allows(
-    every: str | int, cost: float, pace: float, due: int
-) -> None:
+def test_the_next_one_is_due_as_soon_as_its_share_allows(every: str | int, cost: float, pace: float, due: int) -> None:
     rhythm = Rhythm(every, 4)
     assert rhythm.due == (6 if every == 3 else 5)
     for _ in range(LAST):

@@ -138,7 +138,7 @@ def test_the_bus_bandwidth_stands_beside_what_the_links_carry(tmp_path: Path) ->
     )
     assert judge_bandwidth("all-reduce", ended(tmp_path), {**report, "complete": False}, "").level == "failed"
     assert judge_bandwidth("all-reduce", ended(tmp_path), {}, "").level == "failed"
-    wrong = ended(tmp_path, 1, evidence="WrongResultError: all-reduce of 1 KiB")
+    wrong = ended(tmp_path, 77, evidence="all-reduce of 1 KiB: rank 0 got a wrong result")
     assert judge_bandwidth("all-reduce", wrong, report, "").code == 77
     assert judge_bandwidth("all-reduce", ended(tmp_path, 1, evidence="TypeError: x"), report, "").code == 1
 

@@ -521,7 +521,7 @@ def test_a_snapshot_that_is_damaged_on_the_disk_is_not_copied(tmp_path: Path) ->
     (damaged / "model.safetensors").write_bytes(b"x" * 40)
     own.nonce = ""
     assert not own.tick()
-    assert "step 3 is not copied" in own.progress.error
+    assert "step 3 is not copied" in own.damaged
     assert own.tick()
     assert steps_in(store) == [2]
 

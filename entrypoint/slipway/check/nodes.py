@@ -133,8 +133,7 @@ def judge_outcome(first: NodeEnd | None, node_rank: int) -> Finding:
     if first is None:
         return misconfigured(OTHERS, "the job that connects the nodes failed; its output says why")
     found = f"node {first.node_rank} ({first.host}): {first.evidence or first.word}"
-    ill = first.word == Word.UNHEALTHY or "WrongResultError" in found
-    row = sick if ill and first.node_rank == node_rank else misconfigured
+    row = sick if first.word == Word.UNHEALTHY and first.node_rank == node_rank else misconfigured
     return row(OTHERS, found, first.advice)
 
 
@@ -164,8 +163,7 @@ def judge_exchange(exchange: Mapping[str, Any], index: int) -> Finding:
     link = f"; {links[index]} to and from its neighbour" if index < len(links) and links[index] else ""
     found = f"{exchange.get('text')}{link}"
     if slow.get("node") == index:
-        # What to look at follows from what a rank was slow at: Straggler.text in slipway.train.measure.bandwidth.
-        own_work = "for its own work" in str(slow.get("text"))
+        own_work = slow.get("what") == "own"
         advice = "look at what else runs on that node, and at its clocks" if own_work else "look at its network card"
         return warning(EXCHANGE, f"{found}\nslower than the rest: {slow.get('text')}", advice)
     return ok(EXCHANGE, found)

@@ -103,6 +103,7 @@ class Copier:
         self.recorder = RecordCopy(self.store, self.to.run, self.to.attempt, self.to.path)
         self._done: set[tuple[int, bytes]] = set()  # parts and manifests that are in the store
         self._bad: set[tuple[int, bytes]] = set()  # those that are damaged on the disk
+        self.damaged = ""  # why a snapshot is not copied, as long as no later one is
         self._claimed = self._unclean = False
         self._metrics_at = self._looked_at = 0.0
 
@@ -136,13 +137,14 @@ class Copier:
             upload(self.store, self.to.run, path, place, self.pace, note, lambda: self._is_late(version))
         except DamagedError as error:
             self._bad.add((part, manifest))
-            self.progress.error = f"step {version[1]} is not copied: {error}"
+            self.damaged = f"step {version[1]} is not copied: {error}"
             return False
         except (VanishedError, AbandonedError):
             return False
         finally:
             self.progress.copying = None
         self._done.add((part, manifest))
+        self.damaged = ""
         self._settle()
         return True
 
@@ -347,7 +349,7 @@ class CopyService:
         if copier is None or copier.progress.superseded:
             return POLL
         try:
-            copied = copier.tick()
+            copier.tick()
         except SupersededAttemptError as error:
             copier.progress.superseded = str(error)
         except (StoreError, OSError) as error:
@@ -356,8 +358,7 @@ class CopyService:
             copier.tell()
             return RETRY[min(self._failures, len(RETRY)) - 1]
         else:
-            if copied or not copier.progress.error.startswith("step"):  # which lasts while that snapshot is on the disk
-                copier.progress.error = ""
+            copier.progress.error = copier.damaged
             self._failures = 0
         copier.tell()
         return POLL
@@ -460,9 +461,7 @@ class CopyService:
         for pause in (*RETRY, 0.0):
             try:
                 copier.finish()
-                failure = ""
-                if not copier.progress.error.startswith("step"):
-                    copier.progress.error = ""
+                failure, copier.progress.error = "", copier.damaged
                 break
             except (StoreError, OSError) as error:
                 failure = copier.progress.error = str(error)

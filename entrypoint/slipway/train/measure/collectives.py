@@ -24,10 +24,6 @@ SUMMED, ONES = 4, 64
 LINK_BYTES, LINK_CALLS = 2**20, 5
 
 
-class WrongResultError(Exception):
-    """A collective gave this rank numbers that cannot be right."""
-
-
 @dataclass(frozen=True)
 class CollectiveBuffers:
     """What a rank gives to a collective and where the result arrives; one tensor where that is the same place."""

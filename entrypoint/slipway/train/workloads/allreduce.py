@@ -40,7 +40,6 @@ from slipway.train.measure.bandwidth import (
 )
 from slipway.train.measure.collectives import (
     CollectiveBuffers,
-    WrongResultError,
     make_buffers,
     synchronize,
     time_calls,
@@ -50,7 +49,7 @@ from slipway.train.measure.collectives import (
 from slipway.train.measure.plots import svg_file
 from slipway.train.observe.sinks import Charts, Sinks
 from slipway.train.worker.context import Context, open_context
-from slipway.train.worker.launcher import PeerError
+from slipway.train.worker.launcher import PeerError, UnhealthyError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
@@ -96,7 +95,7 @@ def train(context: Context, args: list[str]) -> None:
 def sweep(options: AllreduceOptions, context: Context, findings: Findings, charts: Sinks) -> str | None:
     """Measure all collectives at all sizes, into `findings`. Returns the word if a stop came.
 
-    Raises WrongResultError on a rank that received wrong numbers, PeerError on the others.
+    Raises UnhealthyError on a rank that received wrong numbers, PeerError on the others.
     """
     sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
     dtype = DTYPES[options.dtype]
@@ -155,7 +154,7 @@ def require_right(what: str, wrong: str, context: Context) -> None:
     rank = context.place.rank
     bad = [rank for rank, odd in enumerate(context.gather_number(bool(wrong))) if odd]
     if wrong:
-        raise WrongResultError(f"{what}: rank {rank} got a wrong result: {wrong}")
+        raise UnhealthyError(f"{what}: rank {rank} got a wrong result: {wrong}")
     if bad:
         raise PeerError(f"{what}: rank {bad[0]} got a wrong result")
 

@@ -26,7 +26,7 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     """The all-reduce in words, what each node's link carries, and who stands out as slow: the index of its node.
 
     `leaders` are the first ranks of all nodes.
-    Raises WrongResultError on a rank that got wrong numbers, PeerError on the others.
+    Raises UnhealthyError on a rank that got wrong numbers, PeerError on the others.
     """
     kind, ranks, findings = context.device.type, context.place.world_size, Findings()
     options = parse(AllreduceOptions, [*CALLS, "--min-bytes", BYTES[kind], "--max-bytes", BYTES[kind]])
@@ -37,10 +37,11 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     straggler = find_slowest(own, links)
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
     node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
+    slow = {"node": node, "what": straggler.what, "text": f"rank {straggler.rank}: {straggler.text}"}
     return {
         "text": f"{rate_text(row.bus)} bus bandwidth at {size_text(row.size)}, {ranks} processes, {context.place.backend}",
         "links": [rate_text(LINK_BYTES / seconds) if seconds else "" for seconds in best],
-        "slow": {"node": node, "text": f"rank {straggler.rank}: {straggler.text}"} if straggler.certain else None,
+        "slow": slow if straggler.certain else None,
     }
 
 
