@@ -104,14 +104,17 @@ def place_processes(
     gpus, cores = len(devices.gpus), max(1, int(devices.cpus))
     if wish == "cpu":
         return "cpu", process.local_world_size if process else cores
+    granted = granted_gpus(sources.environ)
     if devices.problem:
+        # Who grants GPUs sets CUDA_VISIBLE_DEVICES anew for each task.
+        on_cpu = "use NPROC_PER_NODE=cpu" if granted else ON_CPU
         raise LaunchError(
-            f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {ON_CPU}.", UNHEALTHY
+            f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {on_cpu}.", UNHEALTHY
         )
-    if not gpus and not devices.hidden and (granted := granted_gpus(sources.environ)):
+    if not gpus and not devices.hidden and granted:
         raise LaunchError(
             f"{granted}, but none is visible here ({devices.reason}). Look at nvidia-smi on this node, and in its container; to "
-            f"train on its CPU {ON_CPU}.",
+            "train on its CPU use NPROC_PER_NODE=cpu.",
             UNHEALTHY,
         )
     if wish == "gpu" and not gpus:
