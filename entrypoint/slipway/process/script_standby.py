@@ -1,7 +1,7 @@
 """A process that was started as the next attempt's script, and waits before the script's first line with torch imported.
 
-It is started with a worker's command. slipway.pth (watcher.py) calls `stand_by` before Python reads the script. A process that
-is forked from this one returns from `stand_by`, and then Python itself runs the script. So arguments, sys.path, `__main__` and
+It is started with a worker's command. slipway.pth calls `begin` before Python reads the script. A process that
+is forked from this one returns from `begin`, and then Python itself runs the script. So arguments, sys.path, `__main__` and
 flags are those of a cold start. The launcher starts this process once the ranks of an attempt have imported torch
 (launch/attempt/job_wide.py).
 """
@@ -12,6 +12,7 @@ import sys
 
 from slipway.process.imports import import_aside
 from slipway.process.preloaded import Preloaded
+from slipway.process.watcher import ADDRESS, STANDBY
 
 TYPE_CHECKING = False  # what is imported here would not come in the program's order
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ AGENTS = (
     "gc",
 )
 NICE = 10  # of the thread that imports
+
+
+def begin() -> None:
+    """Wait for attempts as the environment says. Returns in a worker, whose script follows."""
+    try:
+        stand_by(os.environ[ADDRESS].removeprefix(STANDBY))
+    except BaseException as error:  # the script must not begin here
+        os.write(2, f"{error!r}\n".encode())
+        os._exit(1)
 
 
 def stand_by(words: str) -> None:

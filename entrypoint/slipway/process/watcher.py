@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ADDRESS = "SLIPWAY_WATCHER"  # the name of the launcher's socket
-STANDBY = "standby:"  # in its place where a process is to wait for attempts
+STANDBY = "standby:"  # in its place if a process is to wait for attempts (script_standby.py)
 FRAMES = 60  # of a thread, at most
 LONGEST_MESSAGE = 8_000  # characters of an exception's, which a socket takes at once
 FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
@@ -178,20 +178,7 @@ def identity(number: int) -> "tuple[int, int] | None":
 
 
 def begin(*, observed: bool = True) -> None:
-    """Start the watcher of this process. What it starts itself has none. `observed`: it reports how torch is imported.
-
-    In a process that was started to wait for a script's next attempt, returns once it is a worker of that (script_standby.py).
-    """
-    if os.environ[ADDRESS].startswith(STANDBY):
-        try:
-            # By name: the launcher and training code import this module, but must not depend on what runs torchrun.
-            __import__("slipway.process.script_standby").process.script_standby.stand_by(
-                os.environ[ADDRESS].removeprefix(STANDBY)
-            )
-        except BaseException as error:  # the script must not begin here
-            os.write(2, f"{error!r}\n".encode())
-            os._exit(1)
-        return
+    """Start the watcher of this process. What it starts itself has none. `observed`: it reports how torch is imported."""
     watcher = Watcher(os.environ.pop(ADDRESS))
     watcher.start()
     if observed:
