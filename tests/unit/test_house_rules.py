@@ -161,7 +161,9 @@ def test_that_is_noticed_however_it_is_done(source: str) -> None:
 def test_no_module_of_ours_is_imported_by_a_name_that_import_linter_does_not_see() -> None:
     hidden = re.compile(r"""(__import__\(f?|import_module\()["']slipway""")
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if hidden.search(path.read_text())}
-    assert found == {"__init__.py"}, "it may close a circle, or lead up a layer; what users import is loaded when it is used"
+    assert found == {"__init__.py"}, (
+        "it may close a circle, or lead up a layer; what users import is loaded when it is used"
+    )
 
 
 def test_a_program_begins_at_the_end_of_its_module() -> None:

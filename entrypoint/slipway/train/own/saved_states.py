@@ -18,7 +18,8 @@ from slipway.train.snapshots.tensors import sum_of_bits
 
 TORCHS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)  # whose states are no copies
 FRESH = 624  # the position of a RandomState that nothing was drawn from since it was seeded
-SOME, MOST = 64, 2**26  # bytes that tell a stream of random numbers; that are drawn of one at most between two boundaries
+SOME = 64  # bytes that tell a stream of random numbers
+MOST = 2**26  # bytes that are drawn of one at most between two boundaries
 
 
 class SavedStates:
