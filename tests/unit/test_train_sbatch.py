@@ -442,6 +442,17 @@ def test_an_image_that_cannot_be_imported_once_is_left_to_the_nodes(registry: Pa
     assert lacking == "folder" or not list((registry / "images").iterdir())
 
 
+def test_a_job_that_is_cancelled_while_it_imports_ends_after_the_half_file_is_gone(registry: Path) -> None:
+    """The signal reaches the shell of the batch script alone; what that leaves behind is killed."""
+    program = registry / "bin/enroot"
+    cancelled = 'import) echo part >"$3"; kill -TERM "$(ps -o ppid= "$PPID")"; sleep 0.5 ;;'
+    program.write_text(program.read_text().replace("import)", f"{cancelled}\n never)"))
+    done = submitted(registry, VENV="", IMAGE="registry.example#team/slipway:1")
+    assert done.returncode == 128 + SIGTERM
+    assert not list((registry / "images").iterdir())
+    assert not calls(registry, "srun")
+
+
 @pytest.mark.parametrize("image", ["dockerd://slipway:dev", "{here}/images/own.sqsh"])
 def test_another_image_is_not_imported(registry: Path, image: str) -> None:
     (registry / "images/own.sqsh").touch()
