@@ -39,7 +39,11 @@ mmdebstrap --quiet --variant=minbase ${ARCHITECTURE:+"--architectures=$ARCHITECT
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     "$suite" "$work/base.tar" ${archive:+"deb $archive $suite main" "deb $archive $suite-updates main"} \
-    ${archive:+${security:+"deb $security $suite-security main"}}
+    ${archive:+${security:+"deb $security $suite-security main"}} || {
+    ((EUID == 0)) || command -v newuidmap >/dev/null ||
+        fail "an ordinary user needs newuidmap for this. Type: sudo apt-get install uidmap, or sudo $0 $tag $suite $packages"
+    exit 1
+}
 # Not imported: older engines give that the host's architecture, whatever they are told.
 printf 'FROM scratch\nADD base.tar /\nCMD ["bash"]\n' >"$work/Dockerfile"
 docker buildx build --quiet --load ${ARCHITECTURE:+--platform "linux/$ARCHITECTURE"} --tag "$tag" "$work" >/dev/null

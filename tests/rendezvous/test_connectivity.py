@@ -125,6 +125,8 @@ def test_what_means_this_machine_alone(address: str, answer: bool) -> None:
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (), "kubernetes"),
         ({"SLURM_JOB_ID": "7"}, (".dockerenv",), "slurm"),
         ({}, (".dockerenv",), "docker"),
+        ({"COMPOSE_SERVICE": "train"}, (".dockerenv",), "compose"),
+        ({"COMPOSE_SERVICE": "train"}, (), "host"),
         ({}, ("run/.containerenv",), "docker"),
         ({}, (), "host"),
     ],

@@ -27,9 +27,15 @@ PODS, SLURMS = (
 
 @pytest.mark.parametrize("lacking", ADVICE)
 def test_each_runtime_has_advice_of_its_own_kind(lacking: str) -> None:
-    assert {*ADVICE[lacking], "host"} == set(RUNTIMES)
+    assert {*ADVICE[lacking], "host"} - {"compose"} == set(RUNTIMES)
     for runtime in ("kubernetes", "slurm"):
         assert not DOCKERS.search(advise(lacking, runtime, "/checkpoints"))
+
+
+@pytest.mark.parametrize("lacking", ADVICE)
+def test_under_compose_nothing_is_said_of_options_that_it_lacks(lacking: str) -> None:
+    told = advise(lacking, "compose", "/checkpoints")
+    assert not re.search(r"docker run|--(gpus|shm-size|ulimit|pids-limit|tmpfs|cpus|device|network)", told)
 
 
 @pytest.mark.parametrize("environ", [PODS, SLURMS], ids=["kubernetes", "slurm"])

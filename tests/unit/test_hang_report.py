@@ -40,6 +40,7 @@ def test_a_hang_is_told_once_and_kept_as_long_as_it_lasts(scene: Scene) -> None:
     assert scene.report.judge((WAITS, works()), 10.0) is not None
     assert scene.report.judge((WAITS, works()), 20.0) is None
     assert [line for line in scene.said if line.startswith("hang")] == [f"hang: {HANG}"]
+    assert all(any(f"`slipway {name} " in line for line in scene.said) for name in ("stop", "stacks"))
     assert json.loads(scene.file.read_text())["text"] == HANG
     assert scene.report.judge(None, 30.0) is None
     assert scene.said[-1] == "progress has resumed: this was not a hang, or it is over"

@@ -13,7 +13,7 @@ import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch import closing
-from slipway.launch.closing import find_here
+from slipway.launch.closing import find_here, in_place
 from slipway.launch.resolve.catalog import WORKLOADS
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
@@ -25,6 +25,7 @@ from slipway.launch.resolve.next_lines import (
     name_store,
     next_commands,
 )
+from slipway.launch.resolve.settings import SETTINGS
 
 TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", "slipway report /checkpoints/mine"
 ROOM = "--shm-size 1g --stop-timeout 120"
@@ -171,8 +172,7 @@ def shell_words(command: str) -> list[str]:
         ("docker", None, {}, ("host", "")),
         ("docker", "0.1.0", {}, ("docker", "")),
         ("docker", "0.1.0", {"IMAGE": "slipway:2"}, ("docker", "slipway:2")),
-        ("docker", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("compose", "")),
-        ("kubernetes", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("kubernetes", "")),
+        ("compose", "0.1.0", {"COMPOSE_SERVICE": "train"}, ("compose", "")),
         ("slurm", None, {}, ("slurm", "")),
         ("slurm", "0.1.0", {"IMAGE": "/x.sqsh", "RUNS": "/runs"}, ("slurm", "/x.sqsh")),
         ("slurm", "0.1.0", {"PYXIS_CONTAINER_IMAGE": "/x.sqsh"}, ("slurm", "/x.sqsh")),
@@ -198,7 +198,7 @@ def test_where_a_run_was_is_seen(
         ("docker", {}, {"NPROC_PER_NODE": "1"}, True),
         ("docker", {}, {}, False),
         (
-            "docker",
+            "compose",
             {"NPROC_PER_NODE": "1", "COMPOSE_SERVICE": "train"},
             {},
             True,
@@ -217,6 +217,37 @@ def test_a_command_that_resumes_repeats_the_number_of_processes(
     resumes = as_typed("slipway linear --run-dir runs/a --resume auto --steps 9", here)
     assert (" --resume auto --steps 9 --nproc-per-node 1" in resumes) is repeated
     assert "--nproc-per-node" not in as_typed("slipway report runs/a", here)
+
+
+def test_a_command_that_trains_repeats_what_else_was_set_with_e_and_no_secret() -> None:
+    environ = {"SLIPWAY_GRACE_SECONDS": "60", "SLIPWAY_TOKEN": "hunter2hunter2", "RANK": "0", "SLIPWAY_RESUME": "auto"}
+    host = make_host()._replace(image="0.1.0", runtime="docker")
+    here = find_here(Job(plan_for(), make_sources(environ), make_devices(), environ, None, host), False)
+    assert " 120 -e SLIPWAY_GRACE_SECONDS=60 -e SLIPWAY_TOKEN -v " in as_typed("slipway linear --resume auto", here)
+    assert " -e " not in as_typed("slipway report runs/a", here)
+    assert {setting.name for setting in SETTINGS} >= closing.NOT_REPEATED
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "typed"),
+    [
+        ("docker", "0.1.0", "docker exec 0123456789ab slipway stop runs/a"),
+        ("compose", "0.1.0", "docker exec 0123456789ab slipway stop runs/a"),
+        ("kubernetes", "0.1.0", "kubectl exec node0 -- slipway stop runs/a"),
+        ("slurm", "0.1.0", "slipway stop runs/a"),
+        ("docker", None, "slipway stop runs/a"),
+    ],
+)
+def test_while_a_container_runs_commands_are_typed_into_it(runtime: str, image: str | None, typed: str) -> None:
+    host = make_host("node0.example")._replace(image=image, runtime=runtime, container="0123456789ab" + 52 * "c")
+    assert in_place("type `slipway stop runs/a`", host) == f"type `{typed}`"
+
+
+def test_what_was_mounted_for_reading_is_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "is_read_only", lambda place: place == Path("/workspace"))
+    here = find_here(job_under_srun({"SLURM_SUBMIT_DIR": "/home/me"}, "/checkpoints", "/workspace"), False)
+    typed = as_typed("slipway gpt", here)
+    assert '/runs:/checkpoints,/home/me:/workspace:ro" --container-workdir=/workspace ' in typed
 
 
 def job_under_srun(environ: dict[str, str], *mounts: str) -> Job:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from stand_ins import Answer, Slipway
 
+from slipway.launch.resolve.next_lines import compose_project
 from slipway.launch.resolve.settings import BY_NAME
 from slipway.options import WORKLOADS as KINDS
 from slipway.options import parse
@@ -214,6 +215,16 @@ def test_it_says_when_compose_would_read_another_file(render: Slipway) -> None:
     assert answer.code == 0
     assert "docker compose --file FILE up" in answer.err
     assert yaml.safe_load(answer.out)["services"]["train"]["environment"]["COMPOSE_FILES"] == "compose.yaml"
+
+
+def test_the_commands_of_a_run_name_a_file_that_compose_does_not_find_by_itself(render: Slipway) -> None:
+    before = os.dup(1)
+    with Path("other.yaml").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        answer = render("gpt")
+        os.dup2(before, 1)
+    os.close(before)
+    assert compose_project(training(answer)["environment"]) == "COMPOSE_FILE=other.yaml "
 
 
 REFUSED = [

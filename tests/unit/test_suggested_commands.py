@@ -57,6 +57,7 @@ def compose(name: str, files: str, typed: str = "", dotenv: str = "", **more: st
     service = "node0" if "two-nodes" in files else "train"
     return Setting(
         name,
+        "compose",
         environ={**said, "COMPOSE_SERVICE": service, "NPROC_PER_NODE": "1"},
         mounts=("/checkpoints", "/data"),
         gpus=2 * (files == "compose/compose.yaml"),
@@ -197,7 +198,7 @@ def test_what_a_verdict_advises(setting: Setting, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(closing, "as_typed", lambda *words: lines.append(as_typed(*words)) or lines[-1])
     logs = "`slipway logs '/checkpoints/a run' --rank 3`"
     advice = [*ADVICE.values(), *ADVICE_BY_WORD.values(), *(sign.advice for sign in Sign)]
-    said = [closing._typed(one.replace("{logs}", logs), job_in(setting, "gpt")) for one in advice]
+    said = [closing.typed_outside(one.replace("{logs}", logs), job_in(setting, "gpt")) for one in advice]
     assert ("see the output above" in " ".join(said)) is setting.fleeting
     assert (" logs " in " ".join(said)) is not setting.fleeting
     assert len(lines) >= 2

@@ -15,10 +15,9 @@ from pathlib import Path
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
-from slipway.launch.resolve.host import CHECKPOINTS, mount_point, mounted_from
+from slipway.launch.resolve.host import CHECKPOINTS, Host, is_read_only, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
-    COMPOSE,
     FORMS,
     WORKSPACE,
     Invocation,
@@ -31,6 +30,7 @@ from slipway.launch.resolve.next_lines import (
     without_run,
 )
 from slipway.launch.resolve.runtimes import HOST, Runtime, runtime_of
+from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import Claim
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
@@ -41,7 +41,13 @@ from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
+from slipway.protocol.redact import secret_values
 
+# Which run and which nodes, and what the command says in its own way; every name of it is one of SETTINGS.
+NOT_REPEATED = {
+    *("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "WORKLOAD"),
+    *("SLIPWAY_RUNS", "SLIPWAY_RUN_DIR", "SLIPWAY_RESUME", "SLIPWAY_STORE", "SLIPWAY_SPARES"),
+}
 SHOWN = 3  # times that the replicas differed, the newest
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
@@ -73,7 +79,9 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
         say(f"time: {line}")
         for difference in run.differences()[-SHOWN:]:
             say(difference.sentence)
-    for line in block(verdict, history, job.plan.topology.process_rank, lambda outcome: _typed(helps(outcome), job)):
+    for line in block(
+        verdict, history, job.plan.topology.process_rank, lambda outcome: typed_outside(helps(outcome), job)
+    ):
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)
@@ -81,7 +89,7 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
     return verdict.code(node_rank)
 
 
-def _typed(advice: str, job: Job) -> str:
+def typed_outside(advice: str, job: Job) -> str:
     """Advice with its commands as they are typed where this node was started, with the shortest paths."""
     here = find_here(job, bool(fleeting_results(job.host, results_folder(job.sources))))
     if here.loses_results:
@@ -92,6 +100,13 @@ def _typed(advice: str, job: Job) -> str:
         return as_typed(shlex.join(words), here)
 
     return re.sub(r"`(slipway [^`]+)`", typed, advice)
+
+
+def in_place(text: str, host: Host) -> str:
+    """Text with its commands as they are typed from outside while this launcher runs."""
+    container, pod = host.container[:12] or "CONTAINER", host.fqdn.partition(".")[0]
+    inside = runtime_of(host.runtime).inside.format(container=container, pod=pod) if host.image else ""
+    return re.sub(r"`(?=slipway )", f"`{inside}", text)
 
 
 def tell_pod(code: int, message: str, verdict: Verdict | None = None, helps: Advise = lambda outcome: "") -> None:
@@ -153,7 +168,7 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
     """Where this run is, for the commands to try next; `fleeting`: it ends with its container or pod."""
     topology, host = job.plan.topology, job.host
     claim, service = job.sources.variable("IMAGE"), job.environ.get("COMPOSE_SERVICE", "")
-    runtime = COMPOSE if service and runtime_of(host.runtime).is_engine else host.runtime
+    runtime = host.runtime
     if host.image is None and not runtime_of(host.runtime).starts_checkouts:
         runtime = HOST.name
     point = mount_point(results_folder(job.sources), host.mounts)
@@ -179,12 +194,29 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         user=os.getuid(),
         results=str(results),
         source="" if fleeting else mounted(str(results)),
-        others=tuple((source, place) for place in places if place != str(results) and (source := mounted(place))),
+        others=tuple(
+            (source, place + ":ro" * is_read_only(Path(place)))
+            for place in places
+            if place != str(results) and (source := mounted(place))
+        ),
         workdir=str(workdir) if workdir != Path(WORKSPACE) else "",
         service=service,
         project=compose_project(job.environ) if service else "",
         processes=_kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(host.shell)),
+        environ=tuple(_told_settings(job)),
     )
+
+
+def _told_settings(job: Job) -> Iterator[str]:
+    """The settings of the environment that another command of the same kind needs."""
+    given = {
+        setting.name: claim.value
+        for setting in SETTINGS
+        if setting.name not in NOT_REPEATED
+        and (claim := job.sources.claim(setting.name)) in job.sources.from_environment(*setting.aliases, setting.name)
+    }
+    secrets = secret_values(given)
+    yield from (name if name in secrets else f"{name}={value}" for name, value in given.items())
 
 
 def _paths_in(arguments: Sequence[str]) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from slipway.launch.attempt.job_wide import JobWide, SnapshotMemory, WarmStandby
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
-from slipway.launch.closing import conclude
+from slipway.launch.closing import conclude, in_place, typed_outside
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.interruptions.watch import NoticeWatch, open_service
 from slipway.launch.monitoring import open_metrics, open_notices
@@ -60,6 +60,8 @@ def run_job(job: Job) -> int:
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
+            except LaunchError as error:
+                raise LaunchError(typed_outside(str(error), job), error.code) from None
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
         node = enter(job, stack, store=store)
@@ -202,7 +204,7 @@ class Attempts:
         return HangReport(
             node_dir,
             limit,
-            say,
+            lambda line: say(in_place(line, job.host)),
             end=end,
             on_hang=self._note_hang,
             compare=self._nodes.compare,

@@ -10,6 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,6 +59,9 @@ def _make_file(words: tuple[str, ...], options: dict[str, Any], sources: Sources
         click.echo(f"{about} is what Compose reads. For this file type: docker compose --file FILE up", err=True)
         if "compose/" in other.value:  # a file of the checkout
             given["COMPOSE_FILES"] = "compose.yaml"  # as the example calls it, for the commands that a run suggests
+    name = Path("/proc/self/fd/1").resolve().name  # where a shell writes it to
+    if name.endswith((".yaml", ".yml")) and name != "compose.yaml":  # that one is found without
+        given["COMPOSE_FILES"] = name
     image = read_image(options["image"], sources)
     gpus = read_gpus(options["gpus"], image)
     require_enough(gpus, sources)

@@ -6,6 +6,7 @@ A process group numbers its collectives, and all its ranks begin them in the sam
 monitored_barrier, new_group on gloo) shows in the stacks.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -255,9 +256,9 @@ class HangReport:
         with suppress(OSError):  # a full disk is reported elsewhere
             write_passing_json(self._file, record)
         if not self.end:
-            self._say(
-                "the job is not stopped; `slipway stop` stops it, and --on-hang end would have. All stacks: slipway stacks"
-            )
+            run = shlex.quote(str(self._file.parent.parent))
+            self._say(f"the job is not stopped; `slipway stop {run}` stops it, and --on-hang end would have")
+            self._say(f"all stacks: `slipway stacks {run}`")
 
     def outcome(self, hang: Hang, node_rank: int, host: str) -> Outcome:
         """How the attempt ends where the hang ends it, though this node's own ranks are through."""

@@ -49,6 +49,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "does not resolve": {
             "docker": "containers know each other's names only on a user-defined network; between machines use "
             "--network host and the machine's own name or address",
+            "compose": "no service of this project that runs has this name (docker compose ps); between machines start each node "
+            "with docker run --network host",
             "kubernetes": "node 0's pod has no address yet (kubectl get pods), or the Service {service} is not there, not "
             "headless, or selects other pods. Type `{get_service} --output yaml`: it needs clusterIP: None, "
             "publishNotReadyAddresses: true and the pods' labels as its selector; DNS may lag some seconds behind",
@@ -65,6 +67,7 @@ CAUSES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "refused": {
             "docker": "node 0 has not started yet, listens on another MASTER_PORT, or sits in a bridge network of its own: use "
             "--network host on all",
+            "compose": "node 0's service is not running yet (docker compose ps), or listens on another MASTER_PORT",
             "kubernetes": "node 0's pod is not running yet, or listens on another MASTER_PORT",
             "slurm": "node 0's task has not started yet, or MASTER_PORT differs between the nodes",
             "host": "node 0 has not started yet, has already ended, or listens on another MASTER_PORT",

@@ -6,6 +6,8 @@ All of it stands here, so that nobody who has a pod or a Slurm job is told to ty
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from slipway.launch.resolve.runtimes import runtime_of
+
 WITHOUT = ("void", "none", "")  # as NVIDIA_VISIBLE_DEVICES: nothing of a GPU, or none of them
 # {target} is a folder of the container; `host` is a machine of one's own, or a container that does not look like one, and as
 # `docker` where it is left out.
@@ -16,6 +18,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpus": {
             "docker": "add --gpus all to docker run",
+            "compose": "leave compose/cpu.yaml out of COMPOSE_FILE",
             "kubernetes": "add nvidia.com/gpu to the pod's limits; if it is there already, add runtimeClassName: nvidia to the "
             "pod, because NVIDIA's runtime is not the default on that machine",
             "slurm": "ask Slurm for them with --gpus-per-node=N",
@@ -23,6 +26,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "shared memory": {
             "docker": "add --shm-size 1g to docker run",
+            "compose": "set shm_size: 1g in the compose file",
             "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
             "slurm": "mount -o remount,size=1g /dev/shm",
             "host": "mount -o remount,size=1g /dev/shm",
@@ -61,6 +65,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "temporary files": {
             "docker": "add --tmpfs /tmp:exec,mode=1777 to docker run",
+            "compose": 'set tmpfs: ["/tmp:exec,mode=1777"] in the compose file',
             "kubernetes": "mount an emptyDir at /tmp",
             "slurm": "set TMPDIR to a folder where programs may be started",
             "host": "set TMPDIR to a folder where programs may be started",
@@ -75,30 +80,35 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "cores": {
             "docker": "--cpus of docker run",
+            "compose": "cpus in the compose file",
             "kubernetes": "cpu in the pod's limits",
             "slurm": "--cpus-per-task",
             "host": "the machine, or taskset",
         },
         "open files": {
             "docker": "--ulimit nofile=65536:65536 of docker run",
+            "compose": "ulimits: {{nofile: 65536}} in the compose file",
             "kubernetes": "LimitNOFILE of containerd on that machine",
             "slurm": "LimitNOFILE of slurmd",
             "host": "/etc/security/limits.conf",
         },
         "processes": {
             "docker": "--pids-limit of docker run",
+            "compose": "pids_limit in the compose file",
             "kubernetes": "podPidsLimit of the kubelet",
             "slurm": "TasksMax of slurmd",
             "host": "ulimit -u, or TasksMax of systemd",
         },
         "locked memory": {
             "docker": "add --ulimit memlock=-1 to docker run",
+            "compose": "set ulimits: {{memlock: -1}} in the compose file",
             "kubernetes": "set LimitMEMLOCK=infinity for containerd on that machine",
             "slurm": "set LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
             "host": "raise memlock in /etc/security/limits.conf",
         },
         "InfiniBand": {
             "docker": "add --device /dev/infiniband --ulimit memlock=-1 to docker run, and --network host",
+            "compose": "set devices, ulimits: {{memlock: -1}} and network_mode: host in the compose file",
             "kubernetes": "ask for the cluster's RDMA resource (k8s/components/rdma)",
             "slurm": "have enroot show it: its hook wants MELLANOX_VISIBLE_DEVICES=all in the job's environment",
             "host": "load the kernel's module ib_uverbs (modprobe ib_uverbs)",
@@ -124,4 +134,5 @@ def means_cpu(environ: Mapping[str, str], processes: str) -> bool:
 
 def advise(lacking: str, runtime: str, target: str = "") -> str:
     """What helps where something is `lacking` (a key of ADVICE), as the end of a sentence."""
-    return ADVICE[lacking].get(runtime, ADVICE[lacking]["docker"]).format(target=target)
+    dockers = ADVICE[lacking]["docker"].replace("docker run", runtime_of(runtime).command)
+    return ADVICE[lacking].get(runtime, dockers).format(target=target)

@@ -90,7 +90,7 @@ def _make_writable(host: Host, point: Path, owner: int) -> str:
             + shlex.quote(f"chgrp -R 0 {shlex.quote(str(point))} && chmod -R g+rwX {shlex.quote(str(point))}")
         )
     if owner:
-        return f"Start as its owner: add --user {owner}:0 to docker run."
+        return f"Start as its owner: {advise('owner', host.runtime)}.".replace('"$(id -u):0"', f"{owner}:0")
     folder = shlex.quote(source.removeprefix("./"))
     there = "" if source.startswith("/") else " in the folder that contains it"
     return (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.connectivity import free_port
-from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, detect_runtime, runtime_of
+from slipway.launch.resolve.runtimes import HOST, SLURM, detect_runtime, runtime_of
 from slipway.launch.resolve.schedulers import granted_cores, needs_full_name
 from slipway.protocol.errors import LaunchError
 from slipway.protocol.printable import one_line
@@ -32,7 +32,7 @@ USUAL_IMAGE = "slipway:dev"  # what images/variant.sh calls the default variant;
 class Host(NamedTuple):
     """This host's full name, a port that is free here, the variables that have to be made good.
 
-    `runtime` is what runs us, for advice: host, docker, kubernetes or slurm. `image` names Slipway's own image, None
+    `runtime` is what runs us, for advice: host, docker, compose, kubernetes or slurm. `image` names Slipway's own image, None
     elsewhere. `mounts` maps mount points to types of file systems, `shm` is the size of /dev/shm in bytes, `noexec`
     says that no program may be started from the folder for temporary files, `scratch` is this user's own folder there. `affinity`
     counts the cores that this process may run on, `cores` those of the machine or, under Slurm, of the job on this node. `dmi`:
@@ -70,7 +70,7 @@ def read_host(environ: Mapping[str, str]) -> Host:
 
     Raises LaunchError where nothing can be written at all.
     """
-    if detect_runtime(environ) in (DOCKER.name, KUBERNETES.name) and clone3_errno() == errno.EPERM:
+    if detect_runtime(environ) not in (HOST.name, SLURM.name) and clone3_errno() == errno.EPERM:
         raise LaunchError(
             "No program can start a thread in this container: its engine answers the system call clone3 with EPERM, as Docker "
             "Engine before 20.10.10 does. Update the engine; until then add --security-opt seccomp=unconfined to docker run "

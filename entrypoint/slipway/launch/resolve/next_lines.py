@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from slipway.launch.resolve.catalog import WORKLOADS, Workload
 from slipway.launch.resolve.host import USUAL_IMAGE
-from slipway.launch.resolve.runtimes import DOCKER, HOST, KUBERNETES, SLURM
+from slipway.launch.resolve.runtimes import COMPOSE, DOCKER, HOST, KUBERNETES, SLURM
 
 IMAGE_USER = 1000  # images/slipway/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
@@ -50,11 +50,12 @@ class Invocation:
     # What is mounted there: a volume of docker's, /FOLDER, or ./NAME where only its name is known; empty where it ends with the
     # container.
     source: str = "./runs"
-    others: tuple[tuple[str, str], ...] = ()  # what else is mounted: the folder, and where in the container
+    others: tuple[tuple[str, str], ...] = ()  # what else is mounted: the folder, and where in the container (:ro)
     workdir: str = ""  # of the container, if it is not the image's own
     service: str = "train"  # of a compose file
     project: str = ""  # the variables with which docker compose finds that file and its volumes; see `compose_project`
     processes: str = ""  # --nproc-per-node, where it was given and a new command would not have it by itself
+    environ: tuple[str, ...] = ()  # further settings that -e gave, as NAME=VALUE, or as NAME of a secret
 
     @property
     def form(self) -> "CommandForm":
@@ -75,7 +76,11 @@ class Invocation:
     def unknown_folders(self) -> list[tuple[str, str]]:
         """The mounted folders of which only the name is known, each with its place in the container."""
         mounted = [(self.source, self.results), *self.others] if self.mounts else []
-        return [(source.removeprefix("./"), target) for source, target in mounted if source.startswith("./")]
+        return [
+            (source.removeprefix("./"), target.removesuffix(":ro"))
+            for source, target in mounted
+            if source.startswith("./")
+        ]
 
     @property
     def lacks_image(self) -> bool:
@@ -183,7 +188,8 @@ def _in_docker(words: str, trains: bool, here: Invocation) -> str:
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
     room = " --shm-size 1g --stop-timeout 120" if trains or here.gpus else ""
     image = shlex.quote(here.image or here.usual)
-    told = f" -e IMAGE={image}" if here.image and trains else ""
+    given = (*([f"IMAGE={here.image}"] if here.image else ()), *here.environ) if trains else ()
+    told = "".join(f" -e {shlex.quote(each)}" for each in given)
     before, source = "", here.source
     if trains and not source:
         before, user, source = "mkdir -p runs && ", ' --user "$(id -u):0"', "./runs"
@@ -220,7 +226,7 @@ def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
     quoted = ",".join(quote_mount(*mount)[1:-1] for mount in mounts)
     options = [f"--container-image={shlex.quote(here.image or here.placeholder)}"]
     options += [f'--container-mounts="{quoted}"'] if mounts else []
-    options += [f"--container-workdir={target}" for _, target in mounts if target == WORKSPACE]
+    options += [f"--container-workdir={WORKSPACE}" for _, target in mounts if target.removesuffix(":ro") == WORKSPACE]
     options += ["--no-container-mount-home", "--no-container-entrypoint"]
     return f"{before}srun{nodes} {' '.join(options)} /opt/slipway/bin/slipway {words}"
 
@@ -246,12 +252,11 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
 
 # What may be mounted, as the README and slurm/train.sbatch do it, and the variables that the latter exports.
 BATCH_FOLDERS = MappingProxyType({"/checkpoints": "RUNS", WORKSPACE: "SLURM_SUBMIT_DIR", "/data": "DATA"})
-COMPOSE = "compose"  # what docker runs for a service of a compose file
 FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
         HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}"),
         DOCKER.name: CommandForm(_in_docker, mounts=True, folders={"/data": ""}),
-        COMPOSE: CommandForm(_in_compose, names_image=False),
+        COMPOSE.name: CommandForm(_in_compose, names_image=False),
         SLURM.name: CommandForm(_in_slurm, mounts=True, placeholder=SQUASHED, folders=BATCH_FOLDERS, requeues=True),
         KUBERNETES.name: CommandForm(_in_kubernetes),
     }

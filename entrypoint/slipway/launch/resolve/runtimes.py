@@ -26,6 +26,9 @@ class Runtime(NamedTuple):
     has_services: bool = False
     # Seconds until the network reaches a new node: Kubernetes tells a new pod's address to every machine's NetworkPolicy.
     opening: float = 0.0
+    command: str = "docker run"  # what takes the options that advice names
+    # What is typed before a command, from outside, while it runs.
+    inside: str = ""
     other_image: str = ""  # why a container may be made from another image than the one that was named, and what to do
 
 
@@ -35,12 +38,20 @@ DOCKER = Runtime(
     ports="Start every node with --network host; publishing one port (-p 29500:29500) is not enough.",
     widen=lambda processes: "give docker run a wider --cpuset-cpus",
     is_engine=True,
+    inside="docker exec {container} ",
+)
+COMPOSE = DOCKER._replace(
+    name="compose",
+    ports="Put all nodes into one network of one compose file; on several machines use docker run --network host.",
+    widen=lambda processes: "set a wider cpuset in the compose file",
+    command="docker compose run (up has no such option)",
 )
 KUBERNETES = Runtime(
     "kubernetes",
     ports="Allow all TCP ports between the job's pods in the NetworkPolicy, or set hostNetwork: true.",
     by_hand=False,
     has_services=True,
+    inside="kubectl exec {pod} -- ",
     opening=60.0,
 )
 SLURM = Runtime(
@@ -53,7 +64,9 @@ SLURM = Runtime(
     other_image=" With --container-name=NAME, pyxis starts what an earlier job unpacked under this name: leave it out, or type "
     '--container-name="slipway-$SLURM_JOB_ID".',
 )
-RUNTIMES: Mapping[str, Runtime] = MappingProxyType({each.name: each for each in (HOST, DOCKER, KUBERNETES, SLURM)})
+RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
+    {each.name: each for each in (HOST, DOCKER, COMPOSE, KUBERNETES, SLURM)}
+)
 
 
 def runtime_of(name: str) -> Runtime:
@@ -68,4 +81,5 @@ def detect_runtime(environ: Mapping[str, str], root: Path = Path("/")) -> str:
     if "SLURM_JOB_ID" in environ:
         return SLURM.name
     marks = (".dockerenv", "run/.containerenv")
-    return (DOCKER if any((root / mark).exists() for mark in marks) else HOST).name
+    engine = COMPOSE if "COMPOSE_SERVICE" in environ else DOCKER  # compose/*.yaml set it
+    return (engine if any((root / mark).exists() for mark in marks) else HOST).name
