@@ -1,4 +1,7 @@
-"""Jobs whose time is over: with an early signal they save and requeue themselves until they are done, without one they save."""
+"""Jobs whose time is over: with an early signal they save and requeue themselves until they are done, without one they save.
+
+The limit comes when the job has made some steps, however long these took: an hour at first, it is then set anew.
+"""
 
 import json
 import os
@@ -7,27 +10,26 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, Job
-from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train
+from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train, wait_for_step
 
 from slipway.protocol.files import list_snapshots
 
-STEP = 0.25  # s
-ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported in each of the minutes
-FIVE_MINUTES = (PACED, "--batch-size", "8", "--eval-every", "1000", "--steps", str(int(300 / STEP)))
+ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported after each start
+WORDS = (PACED, "--batch-size", "8", "--eval-every", "1000", "--log-every", "5", "--steps", "600")
+WARNED = 330  # s before the limit
+SOON = (
+    5  # minutes, all of which come after the signal: Slurm looks for such jobs every 30 s, for which the steps suffice
+)
 
 
-@pytest.fixture(scope="module")
-def five_minutes(cluster: Cluster) -> Job:
-    """A job that needs five minutes, in allocations of one."""
-    options = ("--partition=slow", "--time=1", "--signal=USR1@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP), **ONE)
+def start(cluster: Cluster, *signal: str) -> Job:
+    """A job with two and a half minutes of steps."""
+    return train(cluster, *WORDS, options=("--partition=slow", "--time=60", *signal), PACE="0.25", **ONE)
 
 
-@pytest.fixture(scope="module")
-def overtime(cluster: Cluster, five_minutes: Job) -> Job:
-    """The same, beside it, but nobody tells it early that its minute is over."""
-    options = ("--partition=slow", "--time=1", "--signal=CONT@1")
-    return train(cluster, *FIVE_MINUTES, options=options, PACE=str(STEP), **ONE)
+def limit(job: Job, minutes: int) -> None:
+    """Set the limit of a job's time."""
+    job.cluster.command("scontrol", "update", f"JobId={job.number}", f"TimeLimit={minutes}")
 
 
 def weights(run: Path) -> str:
@@ -36,28 +38,38 @@ def weights(run: Path) -> str:
     return str(json.loads((newest / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"])
 
 
-def test_a_time_limit_that_nobody_foresaw_leaves_a_snapshot(overtime: Job) -> None:
+def test_a_time_limit_that_nobody_foresaw_leaves_a_snapshot(cluster: Cluster) -> None:
+    overtime = start(cluster, "--signal=CONT@1")
+    wait_for_step(overtime, 50)
+    limit(overtime, 1)
     assert overtime.end() == "TIMEOUT"
-    overtime.cluster.wait(lambda: outcome(overtime).get("word") == "stopped", "the verdict", overtime)
-    assert newest_step(overtime) > 50
+    cluster.wait(lambda: outcome(overtime).get("word") == "stopped", "the verdict", overtime)
+    assert newest_step(overtime) >= 50
     assert "requeueing" not in overtime.text
     assert overtime.fact("Restarts") == "0"
 
 
 @pytest.mark.timeout(1500)
-def test_five_minutes_of_training_with_a_limit_of_one(five_minutes: Job, tmp_path: Path) -> None:
-    words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *FIVE_MINUTES]
+def test_training_that_is_longer_than_its_limit_goes_on_in_the_next_allocation(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    warned, reached = start(cluster, f"--signal=USR1@{WARNED}"), 0
+    told = "train.sbatch: requeueing: the job was stopped and its snapshot is saved"
+    for restarts in (1, 2):
+        wait_for_step(warned, reached + 20)
+        hours, minutes, _ = warned.fact("RunTime").split(":")
+        limit(warned, 60 * int(hours) + int(minutes) + SOON)
+        warned.wait_for(f"(?s)({told}.*){{{restarts}}}")
+        limit(warned, 60)  # before it starts again
+        reached = newest_step(warned)
+    words = [SLIPWAY, "run", "--run-dir", str(tmp_path / "run"), *WORDS]
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
     done = subprocess.run(words, cwd=tmp_path, env=kept | ONE, capture_output=True, text=True)
     assert not done.returncode, done.stderr
 
-    assert five_minutes.end(patience=1400) == "COMPLETED", five_minutes.text
-    restarts = int(five_minutes.fact("Restarts"))
-    assert restarts, "no allocation lasts as long as the training"
-    assert (
-        five_minutes.text.count("train.sbatch: requeueing: the job was stopped and its snapshot is saved") == restarts
-    )
-    steps = steps_made(five_minutes)
+    assert warned.end() == "COMPLETED", warned.text
+    assert warned.fact("Restarts") == str(warned.text.count(told))
+    steps = steps_made(warned)
     assert steps == sorted(set(steps))  # none twice
-    assert newest_step(five_minutes) == int(FIVE_MINUTES[-1])
-    assert weights(run_of(five_minutes)) == weights(tmp_path / "run")
+    assert newest_step(warned) == int(WORDS[-1])
+    assert weights(run_of(warned)) == weights(tmp_path / "run")
