@@ -144,6 +144,8 @@ def test_a_job_that_saves_when_it_is_told_to_stop_is_requeued_as_often_as_that_h
         assert submitted(cluster, code=STOPPED).stderr == "train.sbatch: requeueing: the job was stopped\n"
     saved = {"TRAINS": SNAPSHOT, "RUN": f"{cluster}/runs/gpt-7", "STEP": "5"}
     assert "the job was stopped and its snapshot is saved" in submitted(cluster, code=STOPPED, **saved).stderr
+    again = submitted(cluster, code=STOPPED, RECORD="JobId=7 Restarts=1 TimeLimit=00:02:00 JOB_GRES=(null)", **saved)
+    assert "Is --time=00:02:00 long enough?" in again.stderr
 
 
 @pytest.mark.parametrize("code", [FAILED, PEER])
