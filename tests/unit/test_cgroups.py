@@ -88,6 +88,9 @@ CASES = {
     "v1: in the root of all, whose containers are others'": Case(
         v1("/"), "4:memory:/\n", {**kills_v1(V1, 1), **kills_v1(f"{V1}/docker/0a1b", 5), f"{V1}/release_agent": ""}, None, 1
     ),
+    "v1: the limit is above what is mounted": Case(
+        v1("/"), "4:memory:/\n", {**limit_v1(V1, 1 << 30), f"{V1}/memory.stat": f"cache 0\nhierarchical_memory_limit {8 * GB}\n"}, 8
+    ),
     "v1: what is mounted is below us": Case(v1("/docker/0a1b"), "4:memory:/\n", {**limit_v1(V1, 8), **kills_v1(V1, 2)}),
     "v1: what is mounted is beside us": Case(v1("/docker/0a1b"), "4:memory:/docker/0a\n", {**limit_v1(V1, 8), **kills_v1(V1, 2)}),
     "v1: what is mounted is beside the namespace": Case(v1("/../task_1"), "4:memory:/\n", {**limit_v1(V1, 8), **kills_v1(V1, 2)}),

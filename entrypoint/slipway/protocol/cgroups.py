@@ -128,7 +128,8 @@ def _limit(folder: Path) -> tuple[int, int] | None:
         most, used = read_number(folder / limit), read_number(folder / usage)
         if most is not None and used is not None:
             rows = dict(line.split() for line in read_kernel_file(folder / "memory.stat").splitlines())
-            return most, used - int(rows.get(cache, 0))
+            above = int(rows.get("hierarchical_memory_limit", most))  # v1's, of folders that are not mounted, too
+            return min(most, above), used - int(rows.get(cache, 0))
     return None
 
 
