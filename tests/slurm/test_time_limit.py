@@ -17,9 +17,7 @@ from slipway.protocol.files import list_snapshots
 ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported after each start
 WORDS = (PACED, "--batch-size", "8", "--eval-every", "1000", "--log-every", "5", "--steps", "600")
 WARNED = 330  # s before the limit
-SOON = (
-    5  # minutes, all of which come after the signal: Slurm looks for such jobs every 30 s, for which the steps suffice
-)
+SOON = 5  # minutes, less than WARNED: Slurm, which looks every 30 s, tells the job at once
 
 
 def start(cluster: Cluster, *signal: str) -> Job:
