@@ -288,6 +288,30 @@ def what_does_not_train() -> None:
         assert teacher(torch.ones(2)) is not tied
 
 
+class Wrapper:
+    """A scheduler of a framework's, around torch's."""
+
+    def __init__(self, scheduler: StepLR) -> None:
+        self.scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state)
+
+
+@names("Wrapper schedule")
+def what_has_another_one_in_it() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    schedule = Wrapper(StepLR(optimizer, 1))
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(4):
+        teach(model, optimizer)
+        schedule.scheduler.step()
+
+
 @names()
 def a_whole_agent() -> None:
     agent, model = Agent(), net()

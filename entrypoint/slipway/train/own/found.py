@@ -53,7 +53,7 @@ class FoundObject(NamedTuple):
 
 
 def found_objects(passed: Iterable[object] = ()) -> tuple[FoundObject, ...]:
-    """Return the objects that have a state and are not `passed`, those with names first.
+    """Return the objects that have a state and are not `passed`, those with names first, and what has others before these.
 
     These are optimizers, schedulers, gradient scalers, random generators, what has `state_dict` and `load_state_dict` of its own,
     and modules with parameters or buffers that no passed one has, each without the modules within it.
@@ -70,7 +70,7 @@ def found_objects(passed: Iterable[object] = ()) -> tuple[FoundObject, ...]:
     others = [each for each in live if not issubclass(type(each), nn.Module)]
     generators = [place.value for place in places.values() if issubclass(type(place.value), GENERATORS)]
     found = [found_at(each, places.get(id(each))) for each in (*others, *modules, *generators) if id(each) not in known]
-    return tuple(sorted(found, key=lambda each: not each.name))
+    return tuple(sorted(found, key=lambda each: (not each.name, each.name.count("."))))
 
 
 def global_generators() -> tuple[Any, ...]:
@@ -254,7 +254,7 @@ def line_of(code: CodeType, name: str, before: float = float("inf")) -> str:
 def line_in_class(kind: type, name: str, otherwise: Callable[[], str]) -> str:
     """Return where a user's class assigns to an attribute, or else what `otherwise` returns."""
     for each in kind.__mro__:
-        if each.__module__.partition(".")[0] not in ("torch", "builtins"):
+        if is_users(vars(sys.modules.get(each.__module__, sys))):
             for method in vars(each).values():
                 if isinstance(method, FunctionType) and (where := line_of(method.__code__, name)):
                     return where

@@ -35,9 +35,10 @@ class SavedStates:
         ] = []  # what an object leads to, mappings in its state
         for name, parts in objects.named.items():
             for part, each in parts.items():
-                self._add(each, path(name, part))
+                self.add(each, path(name, part))
 
-    def _add(self, value: Any, name: str) -> None:
+    def add(self, value: Any, name: str) -> None:
+        """Take an object's state as saved, too."""
         state = value.state_dict()
         tensors = [*tensors_in(state)]
         self._kept.append(state)

@@ -121,12 +121,15 @@ class Unsaved:
         trained = {id(each) for optimizer in self._seen for each in parameters_of(optimizer)}
         for watched in self._watched.values():
             value = watched.found.ref()
-            if value is None or watched.told or id(value) in saved_generators:
+            if value is None or id(value) in saved_generators:
                 continue
             with suppress(Exception):  # of somebody's state_dict
-                if self._trains(value, watched, trained) and not saved.has(value) and not self._is_beside(value):
+                trains = not watched.told and self._trains(value, watched, trained)
+                if trains and not saved.has(value) and not self._is_beside(value):
                     watched.told = True
                     self._warn(self._line(watched, value))
+                if watched.told and not isinstance(value, GENERATORS):
+                    saved.add(value, watched.found.name)  # what it has in it needs no line of its own
         self._seeded.clear()
         self._look_for_parameters(saved)
 
