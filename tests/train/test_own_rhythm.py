@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,30 @@ def test_the_number_of_a_batch_goes_on_after_a_resume(loop: Callable[..., Iterat
         except BrokenOffError:
             assert stops
     assert done == [*range(each)] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "newest"),
+    [({}, 6, [2, 5, 8]), ({"save_every": 3}, 6, [3, 6, 9]), ({}, 2, [1, 2, 3])],
+    ids=["where it is cheap", "where it is wanted", "one batch"],
+)
+def test_a_restart_at_the_end_of_an_epoch_does_its_last_iteration_again(
+    more: dict[str, int], size: int, newest: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows the batches may read what the last one left in a variable."""
+    for name, value in {"LEAST": 0.0, "SHARE": 1e9, "BUSY": 1e9}.items():
+        monkeypatch.setattr(f"slipway.train.own.run.{name}", value)
+    seen = []
+    for end in range(3):
+        run, step = begin(**more)
+        with suppress(BrokenOffError):
+            for epoch in run.epochs(3):
+                for _ in run.batches(loader_of(size)):
+                    step()
+                if epoch == end:
+                    break_off(run)
+        seen.append(max(int(each.name[5:]) for each in (run._context.place.run_dir / "snapshots").glob("step-*")))
+    assert seen == newest
 
 
 def test_what_a_rank_has_of_its_own_takes_the_same_room_at_each_step() -> None:

@@ -123,6 +123,11 @@ class Position:
         """The number of the batch that was read last, within its pass."""
         return max(0, self._first + self.reading.batches - 1)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether that is the last one of its pass, and not the only one, as far as is known."""
+        return self.in_epochs and not self.reading.over and 0 < self.batch == (self.reading.length or 0) - 1
+
     def give_back(self) -> bool:
         """Count the batch that was read last as not trained on; return False where its source cannot read it again."""
         back = self._source is not None and self._source.state() is None

@@ -171,6 +171,7 @@ class ResumableRun:
         self._finished: tuple[str, int] | None = None  # the loop that a snapshot says was finished, and its total
         self._total = 0
         self._iteration = self._lines = self._boundaries = self._postponed = 0
+        self._put_off = False  # the last snapshot that was due
         self._items = 0  # epochs, iterations and batches that this process handed out, the same on all ranks
         self._checked = False  # whether what run.state held at the first boundary could be saved
         self._turning = False
@@ -646,9 +647,23 @@ class ResumableRun:
         """The number of the next snapshot."""
         return min(self._disk.due, self._snapshots.rhythm.due) if self.keeps else math.inf
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the data of an epoch are at their end. What follows may read a variable that their last iteration has set, so
+        no snapshot is taken before the next step, unless `save_every` names this one: a restart does the last iteration again.
+        """
+        named = self._disk.every and self.number >= self._disk.due and not self._witness
+        return self._position.is_last and not named
+
     def _save_or_stop(self, may_stop: bool) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
-        if any(self._context.total(self._gradients.pending)):  # a rank's may be zeros, or its part may have got nothing
+        pending, ending = self._context.total(self._gradients.pending, self._is_ending)
+        self._put_off = (
+            bool(ending) and not self._stopping and not self._put_off
+        )  # not twice: there may be no other steps
+        if self._put_off:
+            return
+        if pending:  # a rank's may be zeros, or its part may have got nothing
             self._postponed += 1
             if self._postponed == PATIENCE:
                 self._context.warn(
