@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Collection, Hashable
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.own.found import GENERATORS, FoundObject, Variable, found_objects, live_objects, tensors_of, walk
 from slipway.train.own.names import without_wrappers
 from slipway.train.own.objects import NAME, Objects
-from slipway.train.own.saved_states import SavedStates, is_drawn_on, mark_of
+from slipway.train.own.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
 from slipway.train.own.sources import inner_of
 from slipway.train.own.too_late import Seeding, Weights
 from slipway.train.worker.context import Context
@@ -65,6 +66,7 @@ class Unsaved:
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._read: WeakSet[DataLoader[Any]] = WeakSet()
         self._watched: dict[int, Bystander] = {}
+        self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable]] = {}
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
         self._late: list[Weights | Seeding] = []
@@ -76,6 +78,9 @@ class Unsaved:
     def begin(self, told: Callable[[], AbstractContextManager[None]]) -> None:
         """When `slipway.resume` returns. `told`: ends the process with one line where a ConfigurationError leaves it."""
         self.search()
+        self._stateless = {
+            name: (weakref.ref(each), (each.shape, bits_of(each))) for name, each in stateless(self._objects)
+        }
         if self._context.place.rank == 0:  # DistributedDataParallel gives rank 0's weights to the others
             self._late = [Weights(self._objects, self._ignored, told), Seeding(self._context.warn)]
 
@@ -132,6 +137,7 @@ class Unsaved:
                     saved.add(value, watched.found.name)  # what it has in it needs no line of its own
         self._seeded.clear()
         self._look_for_parameters(saved)
+        self._look_into_modules(saved)
 
     def _trains(self, value: Any, watched: Bystander, trained: set[int]) -> bool:
         """Whether an object takes part in the training, or changes with it."""
@@ -170,7 +176,22 @@ class Unsaved:
                 self._told.add(optimizer)
                 self._warn(
                     f"{type(optimizer).__name__} trains {len(lost)} parameters of no model that was passed to "
-                    "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model."
+                    "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model, or "
+                    "weights=nn.ParameterList([…])."
+                )
+
+    def _look_into_modules(self, saved: SavedStates) -> None:
+        """Name tensors of the passed models that change, and that no `state_dict` has. What is only replaced may be a result."""
+        for name, tensor in stateless(self._objects):
+            ref, before = self._stateless.get(name, (lambda: None, None))
+            shape, bits = tensor.shape, bits_of(tensor)
+            changed = before is not None and (shape, bits) != before and ref() is tensor
+            if changed and not saved.has_tensor(tensor) and not any(each is tensor for each in self._ignored):
+                del self._stateless[name]
+                self._warn(
+                    f"{name} changes with the training, and is not in the model's state_dict: after a failure it starts from "
+                    f"its beginning. Make it a buffer that is saved: register_buffer({name.rpartition('.')[2]!r}, …); or say "
+                    f"that this is right: ignore=({name},)."
                 )
 
     def _line(self, watched: Bystander, value: Any) -> str:
@@ -231,6 +252,16 @@ class Unsaved:
         random.Random.seed = self._seed  # type: ignore[method-assign]
         for each in self._late:
             each.close()
+
+
+def stateless(objects: Objects) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that modules of the passed models have as attributes, or as buffers that are not saved."""
+    for name, model in objects.named_of_kind(nn.Module).items():
+        for path, module in without_wrappers(model).named_modules(prefix=name):
+            unsaved = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
+            for key, value in {**vars(module), **unsaved}.items():
+                if isinstance(value, torch.Tensor) and not {*dir(type(module))} >= METRIC:
+                    yield f"{path}.{key}", value
 
 
 def attribute_of(outer: object, inner: object) -> str:
