@@ -20,7 +20,7 @@ NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exp
 NEEDS_GPUS = ("check", "selftest")  # beside the workloads
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
 WORKSPACE = "/workspace"  # where the folder of the submission is
-SQUASHED = "/shared/images/slipway.sqsh"  # as slurm/README.md names the file that slurm/import.sh makes
+SQUASHED = "/shared/images/slipway.sqsh"  # to be replaced
 # What k8s/base has, without which namespaces that enforce Pod Security `restricted` refuse a pod.
 CONFINED_POD = {
     "automountServiceAccountToken": False,
