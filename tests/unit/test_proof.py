@@ -81,6 +81,11 @@ def of_ranks(*attempts: list[Event], ranks: int = 2) -> Run:
             "slipway.resume. Pass it: slipway.resume(…, ema=ema)",
         ),
         (
+            [steps(0, 2), steps(2, 5, **{"optimizer.params.0": 7})],
+            'step 3: the batches are the same, optimizer.params.0.weight is not: AdamW "optimizer" trains '
+            "parameters of no model that was passed. Pass what they belong to",
+        ),
+        (
             [steps(0, 2), [*steps(2, 4, ema=7), *steps(4, 5)[1:]]],
             None,  # made again before it was used
         ),

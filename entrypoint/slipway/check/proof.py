@@ -21,6 +21,7 @@ DERIVED = (
     EventKind.LOG,
     EventKind.BOUNDARY,
 )  # events that other bits of the gradients change
+PARAMETERS = "parameters"  # of an optimizer, which belong to no module
 FIRST, WITHIN, BETWEEN, VALIDATION = "in the first step", "within an epoch", "between epochs", "in a validation"
 MOMENTS = (FIRST, VALIDATION, BETWEEN, WITHIN)  # of kills, the rare ones first
 
@@ -78,7 +79,7 @@ class EventDifference(NamedTuple):
 
 
 class LostObject(NamedTuple):
-    """An object that was not restored. `sort`: model, optimizer, scheduler, generator or other."""
+    """An object that was not restored. `sort`: model, optimizer, scheduler, generator, other; or PARAMETERS."""
 
     name: str
     kind: str
@@ -225,13 +226,16 @@ def find_lost(reference: Events, repeated: Events, first: EventDifference) -> li
     if whole is None or attempt is None or then is None or attempt.begin.facts["loop"] == ELSEWHERE:
         return []
     objects, order = attempt.begin.facts["objects"], {each.at: number for number, each in enumerate(whole.intervals)}
-    owners = {owner(name, objects) for name in differing(then, attempt.begin)}
+    names = differing(then, attempt.begin)
+    owners = {owner(name, objects) for name in names}
     later = next((each.boundary for each in attempt.intervals if each.boundary and each.at in order), None)
     if later and (expected := whole.states_at(later.at)):
         still = {owner(name, objects) for name in differing(expected, later)}
         led_to_it = order[later.at] > first.interval  # then they may have been restored after the difference
         owners = {name for name in owners if name in still or (led_to_it and objects[name][3] != "generator")}
-    return [LostObject(name, *objects[name][:4]) for name in objects if name in owners]
+    own = {name for name in owners if any(each.startswith(f"{name}.params.") for each in names)}  # see state_of
+    found = (LostObject(name, *objects[name][:4]) for name in objects if name in owners)
+    return [each._replace(sort=PARAMETERS) if each.name in own else each for each in found]
 
 
 def find_drawn(reference: Events, repeated: Events, first: EventDifference) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from slipway.check.proof import (
+    PARAMETERS,
     EventDifference,
     Events,
     Kill,
@@ -188,6 +189,10 @@ def describe_event(expected: Event, found: Event, first: EventDifference) -> str
 def explain(lost: LostObject) -> str:
     """Return why an object was lost, and what to do."""
     named = f'{lost.kind} "{lost.name}"' + (f" ({lost.where})" if lost.where else "")
+    if lost.passed and lost.sort == PARAMETERS:
+        return (
+            f"{named} trains parameters of no model that was passed. Pass what they belong to, or nn.ParameterList([…])"
+        )
     if lost.passed:
         return f"{named} did not come back as it was on this rank"
     if lost.sort == "generator":
