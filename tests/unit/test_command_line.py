@@ -19,6 +19,7 @@ from stand_ins import Slipway
 
 from slipway.cli import cli
 from slipway.cli.launching import RDZV, TORCHRUN
+from slipway.inspect import status
 from slipway.launch.resolve.plan import DEBUG
 from slipway.launch.resolve.settings import BY_NAME
 from slipway.options import WORKLOADS as KINDS
@@ -312,11 +313,29 @@ def test_a_run_to_stop_whose_variable_is_not_set_is_not_the_newest(slipway: Slip
     newest = Path("runs/gpt-1")
     newest.mkdir(parents=True)
     (newest / "run.json").write_text('{"workload": "gpt", "started": 1}')
-    answer = slipway("stop", "")
-    assert (answer.code, answer.err) == (
+    told = "slipway: RUN is missing. Name the run to stop; `slipway runs` lists them.\n"
+    for words in (["stop", ""], ["stop"]):
+        answer = slipway(*words)
+        assert (answer.code, answer.err) == (78, told)
+
+
+def test_a_container_without_a_volume_for_runs_is_told_what_to_mount(
+    slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "read_mounts", lambda: {Path("/"): "overlay"})
+    assert "Nothing is mounted" not in slipway("logs").err
+    answer = slipway("logs", "gpt-1", SLIPWAY_IMAGE="0.1.0")
+    assert (
+        answer.code,
+        'Nothing is mounted at /checkpoints: add -v "$PWD/runs:/checkpoints" to docker run' in answer.err,
+    ) == (
         78,
-        "slipway: RUN is empty. Name the run to stop; `slipway runs` lists them.\n",
+        True,
     )
+
+
+def test_who_types_train_means_run(slipway: Slipway) -> None:
+    assert "Did you mean run?" in slipway("train").err
 
 
 @pytest.mark.parametrize("words", [[], ["data"], ["render"]])

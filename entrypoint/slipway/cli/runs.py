@@ -166,7 +166,7 @@ def list_all(runs: str | None, last: int, as_json: bool) -> None:
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")
-@click.argument("run", type=LocalRun(), shell_complete=complete_run)
+@click.argument("run", type=LocalRun(), default="", metavar="RUN", shell_complete=complete_run)
 @RUNS
 @click.option(
     "--wait",
@@ -179,7 +179,7 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
     RUN is a path or a name in the folder of runs. If you repeat the command after 5 seconds, the run ends at once.
     """
     if not run:  # elsewhere that is the newest
-        raise LaunchError("RUN is empty. Name the run to stop; `slipway runs` lists them.")
+        raise LaunchError("RUN is missing. Name the run to stop; `slipway runs` lists them.")
     path = named_run(run, runs)
     found = read_status(path)
     if not found.alive:

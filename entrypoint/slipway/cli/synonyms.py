@@ -81,7 +81,7 @@ COMMANDS = {
     **dict.fromkeys(("trainer", "trainjob", "kubeflow", "pytorchjob"), "render trainer"),
     "jobset": "render jobset",
     **dict.fromkeys(("list", "ls", "ps", "jobs"), "runs"),
-    **dict.fromkeys(("launch", "start", "submit", "exec"), "run"),
+    **dict.fromkeys(("launch", "start", "submit", "exec", "train"), "run"),
     **dict.fromkeys(("cancel", "kill", "abort"), "stop"),
     **dict.fromkeys(("watch", "top"), "status --watch"),
     **dict.fromkeys(("doctor", "health", "diagnose"), "check"),

@@ -1,5 +1,6 @@
 """What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.host import mount_point, read_mounts
+from slipway.launch.resolve.runtimes import detect_runtime
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
 from slipway.launch.run_directory.node_directory import (
     Beat,
@@ -89,11 +93,18 @@ def find_run(name: str, runs: Path) -> Path:
     known = [run.path.name for run in list_run_directories(runs)]
     missing = f"There is no run {name}, neither here nor in {runs}" if name else f"There is no run in {runs}"
     if not name or not known:
-        raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.")
+        raise LaunchError(f"{missing}. Give the path of one, or its folder with --runs DIR.{_mount(runs)}")
     import difflib  # only where somebody mistyped: it takes milliseconds
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[-3:]
     raise LaunchError(f"{missing}. There are for example {', '.join(near)}.")
+
+
+def _mount(runs: Path) -> str:
+    """What to mount where the image has no volume for runs."""
+    if "SLIPWAY_IMAGE" not in os.environ or mount_point(runs.absolute(), read_mounts()) != Path("/"):
+        return ""
+    return f" Nothing is mounted at {runs}: {advise('kept results', detect_runtime(os.environ), str(runs))}."
 
 
 def _lives_here(run: RunDirectory) -> bool:

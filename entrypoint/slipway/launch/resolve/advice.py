@@ -36,6 +36,11 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
             "slurm": 'type mkdir -p runs, and add --container-mounts="$PWD/runs:{target}" to srun',
         },
+        "kept results": {
+            "docker": 'add -v "$PWD/runs:{target}" to docker run',
+            "kubernetes": "mount the PersistentVolumeClaim of the runs at {target}",
+            "slurm": 'add --container-mounts="$PWD/runs:{target}" to srun',
+        },
         "files": {
             "docker": 'add -v "$PWD:{target}" to docker run',
             "kubernetes": "mount a volume with them at {target}",
