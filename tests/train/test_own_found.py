@@ -52,6 +52,8 @@ class Trainer:
         self.both = nn.ModuleDict({"model": self.model, "head": nn.Linear(3, 3)})
         self.loader = DataLoader(Pictures(), sampler=RandomSampler(range(4), generator=torch.Generator()))  # type: ignore[arg-type]
         self.draw = partial(random.Random.random, random.Random(1))
+        metric = {"compute": lambda own: own, "reset": lambda own: own}
+        self.metric = type("Accuracy", (nn.BatchNorm1d,), metric)(3)  # begins again with each evaluation
 
     def fit(self) -> tuple[FoundObject, ...]:
         """Call it where `resume` would be called."""

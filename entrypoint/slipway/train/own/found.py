@@ -32,6 +32,10 @@ CLEARED = sys.version_info < (3, 13)  # where a frame keeps what was read of it
 WIDEST = 100  # parts of a container that are looked at
 MOST = 20_000  # objects that are looked at
 LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, torch.Tensor, np.ndarray, Path)
+METRIC = {
+    "compute",
+    "reset",
+}  # methods of metrics, in torchmetrics and elsewhere; they begin again with each evaluation
 LIBRARY = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
 # The folders that packages are installed to: those of an environment, of the one that it builds on, of the user, of Debian.
 INSTALLED = {"site-packages", "dist-packages"}
@@ -88,6 +92,8 @@ def live_objects(wanted: Callable[[type], bool]) -> list[Any]:
 
 def has_state(kind: type) -> bool:
     """Whether objects of a class have a state that may have to be saved; those that read data have it elsewhere."""
+    if {*dir(kind)} >= METRIC:
+        return False
     return issubclass(kind, torch.optim.Optimizer | LRScheduler | nn.Module) or (
         all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
         and not hasattr(kind, "__iter__")

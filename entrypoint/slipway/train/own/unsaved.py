@@ -20,7 +20,16 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.found import GENERATORS, FoundObject, Variable, found_objects, live_objects, tensors_of, walk
+from slipway.train.own.found import (
+    GENERATORS,
+    FoundObject,
+    Variable,
+    found_objects,
+    has_state,
+    live_objects,
+    tensors_of,
+    walk,
+)
 from slipway.train.own.names import without_wrappers
 from slipway.train.own.objects import NAME, Objects
 from slipway.train.own.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
@@ -32,10 +41,6 @@ ALONE = 10  # boundaries with steps of other optimizers alone; a gradient scaler
 SEARCHES = (
     4  # each boundary whose number is a power of two is looked at; at one of so many the script is searched again
 )
-METRIC = {
-    "compute",
-    "reset",
-}  # methods of metrics, in torchmetrics and elsewhere; they begin again with each evaluation
 WORDS = (
     (torch.optim.Optimizer, "the optimizer "), (LRScheduler, "the scheduler "), (nn.Module, "the model "),
     (GENERATORS, "the random generator "),
@@ -141,8 +146,6 @@ class Unsaved:
 
     def _trains(self, value: Any, watched: Bystander, trained: set[int]) -> bool:
         """Whether an object takes part in the training, or changes with it."""
-        if {*dir(type(value))} >= METRIC:
-            return False
         if isinstance(value, LRScheduler) and without_wrappers(value.optimizer) in self._seen:
             return True
         if (isinstance(value, AveragedModel) and watched.found.name) or tensors_of([value]) & trained:
@@ -260,7 +263,7 @@ def stateless(objects: Objects) -> Iterator[tuple[str, torch.Tensor]]:
         for path, module in without_wrappers(model).named_modules(prefix=name):
             unsaved = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
             for key, value in {**vars(module), **unsaved}.items():
-                if isinstance(value, torch.Tensor) and not {*dir(type(module))} >= METRIC:
+                if isinstance(value, torch.Tensor) and has_state(type(module)):
                     yield f"{path}.{key}", value
 
 
