@@ -129,7 +129,7 @@ def write_snapshot(training: Training) -> float:
 
 @contextmanager
 def copy(run: Path, address: str, environ: Mapping[str, str], limit: float, core: list[int]) -> Iterator[Copying]:
-    """The process that copies a run, on one core, as the launcher starts it (slipway/launch/storing.py)."""
+    """The process that copies a run, on one core, as the launcher starts it (slipway/launch/companions/copies.py)."""
     node = node_folder(run, 0)
     node.mkdir(parents=True, exist_ok=True)
     (run / RUN_FILE).write_text(json.dumps({"workload": "gpt", "attempt": 1}))

@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ports import take_port
@@ -14,12 +15,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 
 from slipway import __version__
-from slipway.launch.monitoring import Metrics, open_metrics
+from slipway.launch.companions.metrics import Metrics, open_metrics
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.launch.run_directory.run import Run
+from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.protocol.files import HEARTBEATS, LEDGER_FILE, METRICS_FILE, REPLICAS_FILE, rank_file, write_json
+from slipway.protocol.outcomes import Word
 
+STOPS: Any = None  # no companion here needs them
+ENDED = judge([Outcome(0, "n0", Word.FAILED, 0.0)])
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
@@ -43,6 +48,9 @@ def job(**environ: str) -> Job:
     return Job(plan_for(environ=environ), make_sources(environ), make_devices(), environ, None, make_host())
 
 
+TOPOLOGY = job().plan.topology
+
+
 def asked(port: int, address: str = "127.0.0.1") -> Samples:
     """What Prometheus reads."""
     request = urllib.request.Request(
@@ -62,7 +70,7 @@ def asked(port: int, address: str = "127.0.0.1") -> Samples:
 @pytest.fixture
 def metrics() -> Iterator[tuple[Metrics, int]]:
     port = take_port()
-    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail) as opened:
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), STOPS, pytest.fail) as opened:
         yield opened, port
 
 
@@ -75,10 +83,10 @@ def test_before_an_attempt_there_is_a_job(metrics: tuple[Metrics, int]) -> None:
 
 def test_the_page_says_where_the_ranks_and_the_training_are(metrics: tuple[Metrics, int], run: Run) -> None:
     opened, port = metrics
-    opened.attempt(run)
-    opened.hang()
-    opened.restart()
-    opened.restart()
+    opened.begin(run, TOPOLOGY)
+    opened.hang(run, "rank 1")
+    opened.restart(run, ENDED)
+    opened.restart(run, ENDED)
     found = asked(port)
     assert {key: value for key, value in found.items() if key[0] != "slipway_job_info"} == {
         ("slipway_processes", ()): 2, ("slipway_restarts_total", ()): 2, ("slipway_hangs_total", ()): 1,
@@ -102,7 +110,7 @@ def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Me
     row = {"time": 1.0, "step": 6, "nodes": ["node 1 (n1)"], "text": "rank 1 differs"}
     wrong = {**row, "text": "rank 1 computed wrongly", "kind": "arithmetic"}
     write_json(run.path / REPLICAS_FILE, {"differences": [row, wrong, wrong]})
-    metrics[0].attempt(run)
+    metrics[0].begin(run, TOPOLOGY)
     found = asked(metrics[1])
     assert found["slipway_goodput", ()] == 0.9
     assert (found["slipway_xid_errors_total", ("5", "79")], found["slipway_xid_errors_total", ("", "31")]) == (1, 4)
@@ -115,7 +123,7 @@ def test_the_page_says_what_the_time_went_into_and_who_is_slow(metrics: tuple[Me
 
 
 def test_a_run_that_has_written_nothing_yet_is_no_mistake(metrics: tuple[Metrics, int], tmp_path: Path) -> None:
-    metrics[0].attempt(Run(tmp_path / "absent", "none", 1))
+    metrics[0].begin(Run(tmp_path / "absent", "none", 1), TOPOLOGY)
     assert asked(metrics[1])["slipway_attempt", ()] == 1
 
 
@@ -131,7 +139,7 @@ def test_a_port_that_is_taken_is_a_warning() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), said.append):
+        with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), STOPS, said.append):
             pass
     [line] = said
     assert line.startswith(f"warning: no metrics at 127.0.0.1:{port} (SLIPWAY_METRICS_PORT); the job continues: ")
@@ -139,9 +147,9 @@ def test_a_port_that_is_taken_is_a_warning() -> None:
 
 def test_nobody_is_answered_unless_asked_and_afterwards() -> None:
     port = take_port()
-    with open_metrics(job(), pytest.fail):
+    with open_metrics(job(), STOPS, pytest.fail):
         pass
-    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), pytest.fail):
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port)), STOPS, pytest.fail):
         asked(port)
     with pytest.raises(OSError):
         asked(port)
@@ -151,7 +159,7 @@ def test_it_listens_to_this_machine_alone_unless_told(metrics: tuple[Metrics, in
     with pytest.raises(OSError):
         asked(metrics[1], address="127.0.0.2")
     port = take_port()
-    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port), SLIPWAY_METRICS_ADDR="0.0.0.0"), pytest.fail):
+    with open_metrics(job(SLIPWAY_METRICS_PORT=str(port), SLIPWAY_METRICS_ADDR="0.0.0.0"), STOPS, pytest.fail):
         assert asked(port, address="127.0.0.2")
 
 

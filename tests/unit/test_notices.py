@@ -16,8 +16,8 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from waiting import PATIENCE, wait_until
 
-from slipway.launch import monitoring
-from slipway.launch.monitoring import Notices, open_notices
+from slipway.launch.companions import notices
+from slipway.launch.companions.notices import Notices, open_notices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.cause import said
@@ -26,6 +26,7 @@ from slipway.protocol.files import REPLICAS_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.redact import make_redactor
 
+STOPS: Any = None  # notices do not need them
 SECRET = "T00/B00/hunter2hunter2"
 
 
@@ -76,9 +77,9 @@ def chat() -> Iterator[Chat]:
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(monitoring, "TRIES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(notices, "TRIES", (0.0, 0.01, 0.01))
     for seconds in ("TIMEOUT", "LAST_SECONDS"):  # a busy machine is no failure of the server's
-        monkeypatch.setattr(monitoring, seconds, PATIENCE)
+        monkeypatch.setattr(notices, seconds, PATIENCE)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_restart_says_why(chat: Chat, start: Any, run: Run, word: Word, event:
 def test_replicas_that_differ_are_told_of_once_and_older_ones_never(
     chat: Chat, start: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitoring, "EVERY", 0.0)
+    monkeypatch.setattr(notices, "EVERY", 0.0)
     rows = [{"time": time.time() - 60, "step": 3, "nodes": ["node 0 (n0)"], "text": "of before"}]
     write_json(run.path / REPLICAS_FILE, {"differences": rows})
     with start(pause=0.0) as told:
@@ -229,14 +230,13 @@ def job(environ: dict[str, str]) -> Job:
 @pytest.mark.parametrize(
     ("environ", "sends"),
     [
-        ({}, False),
         ({"SLIPWAY_NOTIFY": "https://chat.example/x"}, True),
         ({"SLIPWAY_NOTIFY": "https://chat.example/x", "NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "n0"}, True),
         ({"SLIPWAY_NOTIFY": "https://chat.example/x", "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "n0"}, False),
     ],
 )
 def test_node_0_sends_where_somebody_asked(environ: dict[str, str], sends: bool) -> None:
-    assert bool(open_notices(job(environ), print)._url) == sends
+    assert open_notices(job(environ), STOPS, print)._leads == sends
 
 
 def test_the_address_stays_out_of_plans_and_of_the_workers(slipway: Slipway) -> None:

@@ -17,7 +17,7 @@ import pytest
 from fake_store import FakeStore
 from stand_ins import Slipway
 
-from slipway.launch import storing
+from slipway.launch.companions import copies
 from slipway.store import files as store_files
 from slipway.store.download import CorruptError
 from slipway.store.files import Fetched, NoRoomError, OtherFilesError, fetch_files, find_files, read_sums
@@ -394,7 +394,7 @@ def test_a_name_that_no_file_has_is_a_mistake(slipway: Slipway, bucket: Path) ->
 
 
 def test_a_bucket_without_its_library_is_refused(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "find_spec", lambda name: None)
+    monkeypatch.setattr(copies, "find_spec", lambda name: None)
     answer = slipway("data", "fetch", "s3://bucket/x")
     assert answer.code == 78
     assert "s3://bucket/x needs obstore" in answer.err

@@ -16,9 +16,10 @@ from stand_ins import Slipway, make_devices, make_host, make_sources, plan_for
 from waiting import wait_until
 
 from slipway.inspect import stored
-from slipway.launch import storing
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.node import NoStore, WaitError, enter
+from slipway.launch.companions import copies
+from slipway.launch.companions.companion import Companion, WaitError
+from slipway.launch.node import enter
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.run_directory.run import NoNewRunError, Run
 from slipway.process.machine import Clock
@@ -57,7 +58,7 @@ def test_what_is_no_address_of_a_store_ends_with_78_and_what_is_supported(
 def test_a_bucket_without_its_library_ends_with_78_and_the_command_to_type(
     slipway: Slipway, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    monkeypatch.setattr(storing, "find_spec", lambda name: None)
+    monkeypatch.setattr(copies, "find_spec", lambda name: None)
     answer = slipway("run", "--store", address, "linear")
     assert answer.code == 78
     assert "pip install 'obstore'" in answer.err.replace('"', "'"), answer.err
@@ -242,7 +243,7 @@ def test_a_mistyped_name_is_answered_with_what_the_store_has(slipway: Slipway, t
     assert "The store is empty." in slipway("status", f"file://{tmp_path}/empty/job", **cache).err
 
 
-class FailingStore(NoStore):
+class FailingStore(Companion):
     """A store of a job of several nodes that cannot be restored from."""
 
     def __init__(self, error: LaunchError) -> None:
@@ -259,10 +260,10 @@ def test_the_other_nodes_learn_of_a_store_that_refuses_and_do_not_wait(
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
     with ExitStack() as stack:
-        assert enter(job, stack, store=FailingStore(LaunchError("no such bucket"))).problem == "no such bucket"
-        assert enter(job, stack, store=FailingStore(NoNewRunError("has it already"))).occupied == "has it already"
+        assert enter(job, stack, companions=FailingStore(LaunchError("no such bucket"))).problem == "no such bucket"
+        assert enter(job, stack, companions=FailingStore(NoNewRunError("has it already"))).occupied == "has it already"
         with pytest.raises(WaitError, match="does not answer"):
-            enter(job, stack, store=FailingStore(WaitError("it does not answer", 77)))
+            enter(job, stack, companions=FailingStore(WaitError("it does not answer", 77)))
 
 
 def test_a_process_that_copies_and_is_killed_is_started_again_and_continues_the_same_attempt(tmp_path: Path) -> None:
@@ -275,8 +276,8 @@ def test_a_process_that_copies_and_is_killed_is_started_again_and_continues_the_
     (run.path / "node-0").mkdir()
     (run.path / "run.json").write_text('{"workload": "linear", "attempt": 1}')
     kept = FolderStore(tmp_path / "store")
-    with Stops() as stops, storing.Stores(job, stops, said.append, Clock(monotonic=lambda: now[0])) as stores:
-        stores.copy(run, plan.topology)
+    with Stops() as stops, copies.Stores(job, stops, said.append, Clock(monotonic=lambda: now[0])) as stores:
+        stores.begin(run, plan.topology)
         for step, seconds in (
             (10, 61.0),
             (20, 59.0),
@@ -288,7 +289,7 @@ def test_a_process_that_copies_and_is_killed_is_started_again_and_continues_the_
             copying.wait()
             make_snapshot(run.path, step + 10)
             now[0] += seconds
-            stores.poll()
+            stores.poll(run)
             assert (stores._process is copying) == (step == 20)
     assert steps_in(kept, "job") == [30, 20]
     again = f"warning: the process that copies to file://{tmp_path}/store has ended; it is started again"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from slipway.inspect.stored import cached, store_errors
+from slipway.launch.companions.copies import require_store
 from slipway.launch.resolve.host import make_folders, read_host
-from slipway.launch.storing import require_store
 from slipway.options.dataset import MANIFEST
 from slipway.options.help import WholeHelp
 from slipway.options.numbers import Real, Whole

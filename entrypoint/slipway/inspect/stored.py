@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from slipway.launch.companions.copies import require_store
 from slipway.launch.run_directory.node_directory import StoreRecord
-from slipway.launch.storing import require_store
 from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
 from slipway.protocol.files import STORE_FILE, node_folder, write_json

@@ -15,9 +15,9 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import conclude, in_place, typed_outside
+from slipway.launch.companions.companion import Companions
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.interruptions.watch import NoticeWatch, open_service
-from slipway.launch.monitoring import open_metrics, open_notices
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.devices import read_devices, wait_for_memory
 from slipway.launch.resolve.job_spec import Job
@@ -27,7 +27,6 @@ from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
-from slipway.launch.storing import Stores
 from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
@@ -52,11 +51,11 @@ def run_job(job: Job) -> int:
         say("warning: this job does not restart, so no spare node will take a place: add --max-restarts N")
     with Stops() as stops, ExitStack() as stack:
         stack.enter_context(watch_notices(job, stops))
-        store = stack.enter_context(Stores(job, stops, say))
+        companions = stack.enter_context(Companions.of(job, stops, say))
         if job.single:
             try:
-                node = enter_alone(job, stops, stack, store=store)
-                return make_attempts(job, node, alone(job, node), stops, stack, store=store)
+                node = enter_alone(job, stops, stack, companions)
+                return make_attempts(job, node, alone(job, node), stops, stack, companions=companions)
             except AlreadyFinishedError as finished:
                 say(str(finished))
                 return 0
@@ -64,8 +63,8 @@ def run_job(job: Job) -> int:
                 raise LaunchError(typed_outside(str(error), job), error.code) from None
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
-        node = enter(job, stack, store=store)
-        return make_attempts(job, node, stack.enter_context(SeveralNodes(job, stops)), stops, stack, store=store)
+        node, nodes = enter(job, stack, companions), stack.enter_context(SeveralNodes(job, stops))
+        return make_attempts(job, node, nodes, stops, stack, companions=companions)
 
 
 def watch_notices(job: Job, stops: Stops) -> NoticeWatch:
@@ -103,10 +102,10 @@ def make_attempts(
     stops: Stops,
     stack: ExitStack,
     parts: JobParts = REAL,
-    store: Stores | None = None,
+    companions: Companions | None = None,
 ) -> int:
     """Make attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
-    return Attempts(job, node, nodes, stops, stack, parts, store).run()
+    return Attempts(job, node, nodes, stops, stack, parts, companions).run()
 
 
 class Attempts:
@@ -122,13 +121,13 @@ class Attempts:
         stops: Stops,
         stack: ExitStack,
         parts: JobParts,
-        store: Stores | None = None,
+        companions: Companions | None = None,
     ) -> None:
         """`stack` closes at the job's end what all attempts share."""
         self._job, self._node, self._nodes = job, node, nodes
         self._stops, self._stack, self._parts = stops, stack, parts
         self._lock: RunLock | None = None
-        self._store = store
+        self._companions = companions or Companions()
         self._books = Books(node.ledger, job.plan, parts.clock)
         self._memory = stack.enter_context(closing(SnapshotMemory(job)))
         self._own = OwnProcesses()
@@ -136,8 +135,6 @@ class Attempts:
         own_script = job.warm and not job.plan.workload.own
         self._script = stack.enter_context(WarmStandby(self._own, wanted=True)) if own_script else None
         self._shown: tuple[tuple[int, str], ...] | None = None  # the spare nodes that were written down
-        self._metrics = stack.enter_context(open_metrics(job, say))
-        self._notices = stack.enter_context(open_notices(job, say))
 
     def run(self) -> int:
         """Make attempts until one is the last; the exit code. Raises LaunchError where none can begin."""
@@ -174,7 +171,7 @@ class Attempts:
         if topology.spares and (topology.rank == 0) != (job.plan.topology.rank == 0):
             topology = topology._replace(group_rank=self._node.place)
             self._job = self._job._replace(plan=self._job.plan._replace(topology=topology))
-            self._notices = self._stack.enter_context(open_notices(self._job, say))
+            self._companions.lead(leads=topology.rank == 0)
 
     def _attempt(self, job: Job) -> Ending:
         """Run this node's part of an attempt, and agree with the others on what follows."""
@@ -223,9 +220,7 @@ class Attempts:
             )
             previous = node.tries[-1].outcome if node.tries else None
             job_wide = dataclasses.replace(job_wide, previous=previous, reached=node.reached)
-            self._metrics.attempt(node.run)
-            if self._store:
-                self._store.copy(node.run, job.plan.topology)
+            self._companions.begin(node.run, job.plan.topology)
             return self._parts.attempt(job, node.run, self._stops, self._poll_elsewhere, hangs, job_wide)
         except LaunchError as error:
             if self._job.single and not node.tries:
@@ -262,8 +257,8 @@ class Attempts:
 
     @property
     def _taken_over(self) -> str:
-        """Which launcher has taken over the run directory, or the run in the store; empty where none has."""
-        return (self._lock.lost if self._lock else "") or (self._store.superseded if self._store else "")
+        """Which launcher has taken over the run directory, or why a companion has this node leave; empty if neither is so."""
+        return (self._lock.lost if self._lock else "") or self._companions.left
 
     def _leaves(self, ending: Ending) -> bool:
         """Whether this node leaves a job that continues without it."""
@@ -277,8 +272,7 @@ class Attempts:
         """Announce the next attempt, and wait until it can begin."""
         job, run, stops, pause = self._job, self._node.run, self._stops, ending.pause or 0.0
         announce(job, self._node, ending, pause, self._parts.clock.time(), self._memory.version)
-        self._metrics.restart()
-        self._notices.restart(run, ending.verdict)
+        self._companions.restart(run, ending.verdict)
         if not stops.wait(pause):
             topology = job.plan.topology
             used = place_gpus(topology.gpus, topology.processes_per_node)
@@ -290,7 +284,7 @@ class Attempts:
         job, node, verdict = self._job, self._node, ending.verdict
         stay = "continue without it" if job.plan.topology.elastic else "wait for its replacement"
         why = Cause(CauseKind.LEAVES, stay) if self._leaves(ending) else ending.why
-        self._notices.end(node.run, verdict)
+        self._companions.end(node.run, verdict)
         lost = verdict.first.word == Word.LOST and verdict.first.node_rank == node.leader
         topology = job.plan.topology
         leads = topology.node_rank == node.leader and not (topology.spares and self._leaves(ending))
@@ -308,7 +302,7 @@ class Attempts:
         """The end of this node's part in a job while no attempt runs; the exit code."""
         job, node = self._job, self._node
         self._books.book(Kind.REJOINING if node.tries else Kind.WAITING)
-        self._notices.end(node.run, judge([tried.outcome]))
+        self._companions.end(node.run, judge([tried.outcome]))
         run, tries = (node.run, (*node.tries, tried)) if node.tries else (None, ())
         return conclude(
             judge([tried.outcome]), job, run, AttemptHistory(tries, missed=node.missed, ledger=self._books.ledger)
@@ -317,9 +311,7 @@ class Attempts:
     def _poll_state(self, milestones: Milestones) -> None:
         """While an attempt runs: book its time, and report to those who watch from elsewhere."""
         self._books.poll(milestones)
-        self._notices.poll(self._node.run)
-        if self._store:
-            self._store.poll()
+        self._companions.poll(self._node.run)
         self._show_spares()
 
     def _show_spares(self) -> None:
@@ -334,8 +326,7 @@ class Attempts:
 
     def _note_hang(self, hang: str) -> None:
         """Report a hang to those who watch from elsewhere."""
-        self._metrics.hang()
-        self._notices.hang(self._node.run, hang)
+        self._companions.hang(self._node.run, hang)
 
     def _poll_elsewhere(self) -> Elsewhere | None:
         """What ended this attempt outside of this node's workers: another launcher, which took this one for dead, or the first

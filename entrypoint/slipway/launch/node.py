@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
+from slipway.launch.companions.companion import NONE, Companion, WaitError
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.resolve.connectivity import free_port
@@ -28,24 +29,6 @@ from slipway.launch.verdict.restarts import Ending, Try
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
 from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
-
-
-class WaitError(LaunchError):
-    """A reason that ends this launcher, but is no mistake for the others to report: a stop, or a store that does not answer."""
-
-
-class NoStore:
-    """What a job has that keeps no copies: nothing to fetch, and no other run can have the name of a folder that is not here."""
-
-    def restore(self) -> None:
-        """Fetch what this node lacks of the run that it is to resume. Raises LaunchError."""
-
-    def reserve(self, path: Path) -> bool:
-        """Return whether a new run may have this folder's name. Raises LaunchError."""
-        return True
-
-
-NO_STORE = NoStore()
 
 
 @dataclass(frozen=True)
@@ -68,17 +51,17 @@ class Node:
     leader: int = 0
 
 
-def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_STORE) -> Node:
+def enter_alone(job: Job, stops: Stops, stack: ExitStack, companions: Companion = NONE, clock: Clock = CLOCK) -> Node:
     """The state of a single node's launcher at its start. At the end of the `stack` the folder of a new run is
-    removed where nothing was begun in it. What the `store` has newer of the run is fetched before.
+    removed where nothing was begun in it. What one of the `companions` has newer of the run is fetched before.
 
     Raises LaunchError where its run cannot begin here, AlreadyFinishedError where there is nothing left to do.
     """
     require_place(job)
-    store.restore()
+    companions.restore()
     name_odd_runs(job)
     try:
-        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, store))
+        run = choose_run(job.plan, job.sources, clock.time(), take=partial(hold, stack, companions))
         name_own_run(job, run)
         return Node(run, reached=run.highest_step, ledger=earlier_ledger(run, job.plan.topology.node_rank))
     except LaunchError:
@@ -86,18 +69,18 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, 
         raise
 
 
-def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, store: NoStore = NO_STORE) -> Node:
+def enter(job: Job, stack: ExitStack, companions: Companion = NONE, clock: Clock = CLOCK) -> Node:
     """The state of one of several launchers at its start; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
     node = Node(place_run(job.plan, job.sources, clock.time()))
     try:
         require_place(job)
-        store.restore()
+        companions.restore()
         node = Node(place_run(job.plan, job.sources, clock.time()))  # there may be more of it now
         if job.plan.topology.node_rank == 0:
             name_odd_runs(job)
-            take = partial(hold, stack, store)
+            take = partial(hold, stack, companions)
             run = choose_run(job.plan, job.sources, clock.time(), finished_is_fine=True, take=take)
             name_own_run(job, run)
             return dataclasses.replace(node, run=run, reached=run.highest_step, ledger=earlier_ledger(run, 0, clock))
@@ -117,12 +100,12 @@ def require_place(job: Job) -> None:
         raise LaunchError(absent)
 
 
-def hold(stack: ExitStack, store: NoStore, path: Path) -> bool:
+def hold(stack: ExitStack, companions: Companion, path: Path) -> bool:
     """Claim the folder of a new run until the end of the `stack`, and for good once anything is in it. Raises LaunchError."""
     if not claim(path):
         return False
     stack.callback(release, path)
-    return store.reserve(path)
+    return companions.reserve(path)
 
 
 def name_own_run(job: Job, run: Run) -> None:

@@ -370,6 +370,14 @@ SETTINGS = (
         "URL",
     ),
     Setting(
+        "SLIPWAY_COMPANIONS",
+        "",
+        "",
+        str,
+        "Programs of yours that accompany the job on each node, separated by commas (docs/monitoring.md).",
+        "MODULE:FUNCTION",
+    ),
+    Setting(
         "SLIPWAY_ALLOW_UNEVEN",
         "--allow-uneven",
         "0",

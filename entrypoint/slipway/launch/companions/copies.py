@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.launch.attempt.stops import Stops
-from slipway.launch.node import NoStore, WaitError
+from slipway.launch.companions.companion import Companion, WaitError
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import pip_install
 from slipway.launch.resolve.topology import Topology
@@ -42,14 +42,15 @@ class SilentStoreError(Exception):
     """The store, or the process that speaks with it, does not answer; the message says why."""
 
 
-class Stores(NoStore):
-    """The store of a job, if it has one, as a context manager. `superseded`: who continues the run with a later attempt."""
+class Stores(Companion):
+    """The store of a job. `superseded`: who continues the run with a later attempt."""
 
     def __init__(self, job: Job, stops: Stops, say: Callable[[str], None], clock: Clock = CLOCK) -> None:
         """Raises LaunchError (78) where this installation cannot use the store."""
         self._job, self._stops, self._say, self._clock = job, stops, say, clock
-        address = job.sources.parsed("SLIPWAY_STORE") if job.plan.workload.keeps else None
-        self._address = address if isinstance(address, StoreAddress) else None
+        address = job.sources.parsed("SLIPWAY_STORE")
+        assert isinstance(address, StoreAddress)  # else this companion is not loaded
+        self._address = address
         self._process: subprocess.Popen[bytes] | None = None
         self._node: NodeDirectory | None = None
         self._attempt, self.superseded = 0, ""
@@ -60,18 +61,16 @@ class Stores(NoStore):
         self._answers = b""
         self._nonce, self._began = os.urandom(8).hex(), 0.0
         self._assignment: dict[str, Any] = {}  # what is copied
-        if self._address:
-            require_store(self._address)
-            if job.plan.topology.process:
-                raise LaunchError(
-                    "--store needs one launcher per node, and this job has one per process. Start one task per node: "
-                    "--ntasks-per-node=1 in Slurm."
-                )
+        require_store(self._address)
+        if job.plan.topology.process:
+            raise LaunchError(
+                "--store needs one launcher per node, and this job has one per process. Start one task per node: "
+                "--ntasks-per-node=1 in Slurm."
+            )
 
     def __enter__(self) -> Self:
         """Start the process, with a store. Raises LaunchError where it cannot be started."""
-        if self._address is not None:
-            self._start(self._address)
+        self._start(self._address)
         return self
 
     def _start(self, address: StoreAddress) -> None:
@@ -121,8 +120,6 @@ class Stores(NoStore):
         Raises LaunchError: 78 where the store refuses or has another run of this name, 77 where it does not answer and nothing is
         here to resume from, 75 or 79 for a stop.
         """
-        if self._address is None:
-            return
         job = self._job
         plan, topology = job.plan, job.plan.topology
         run = place_run(plan, job.sources, self._clock.time())
@@ -154,8 +151,6 @@ class Stores(NoStore):
 
     def reserve(self, path: Path) -> bool:
         """Whether a new run may have this folder's name: no other run in the store has it."""
-        if self._address is None:
-            return True
         topology = self._job.plan.topology
         record = {"workload": self._job.plan.workload.name, "job": topology.job}
         try:
@@ -165,10 +160,8 @@ class Stores(NoStore):
         except SilentStoreError:
             return True  # the claim of its first attempt will show
 
-    def copy(self, run: Run, topology: Topology) -> None:
+    def begin(self, run: Run, topology: Topology) -> None:
         """Copy what this attempt writes, from now on, in which this node has the place of the `topology`."""
-        if self._address is None:
-            return
         self._leads = topology.rank == 0
         self._node, self._attempt = run.node(topology.node_rank), run.attempt
         self._assignment = {
@@ -194,13 +187,16 @@ class Stores(NoStore):
             self._start(address)
             self._ask(self._assignment, 0.0)
 
-    def poll(self) -> None:
+    def poll(self, run: Run) -> str:
         """Notice that another launcher continues the run, and say once that the store fails, and once that it works again."""
         now = self._clock.monotonic()
-        if self._node is None or now - self._polled < POLL:
-            return
+        if self._node is not None and now - self._polled >= POLL:
+            self._look(self._node, now)
+        return self.superseded
+
+    def _look(self, node: NodeDirectory, now: float) -> None:
         self._revive()
-        self._polled, record = now, self._node.store
+        self._polled, record = now, node.store
         if record.attempt == self._attempt:  # else it is of an earlier one, of another launcher perhaps
             self.superseded = record.superseded
         if not record.error:
