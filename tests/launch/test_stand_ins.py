@@ -167,7 +167,6 @@ def agents(kind: str, log: Path) -> Iterator[Agents]:
         os.close(number)
 
 
-@pytest.mark.pull
 def test_both_agents_tell_the_same_of_ten_endings(tmp_path: Path) -> None:
     told: dict[str, dict[str, Any]] = {}
     for kind in ("real", "stand-in"):
@@ -182,7 +181,6 @@ def has_torch(process: int) -> bool:
     return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
-@pytest.mark.pull
 def test_both_workers_leave_the_same_behind_a_stop(
     start: Callable[..., Launcher], rules: Rules, tmp_path: Path
 ) -> None:

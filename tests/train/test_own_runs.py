@@ -182,8 +182,9 @@ def test_what_follows_a_finished_loop_gets_signals(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # Python's own, from 3.12 on
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("number", "persistent"), [(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGUSR1, True)]
+)
 def test_a_signal_to_the_loaders_workers_too_saves_all_the_same(
     number: signal.Signals, persistent: bool, request: pytest.FixtureRequest
 ) -> None:
