@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from launchers import Launcher
 from stand_in_rules import SITE, Rule, Rules
 from waiting import wait_until
