@@ -551,3 +551,53 @@ def test_seeds_after_resume_are_named_in_a_loop_of_boundaries(
     )
     assert said == (expected if loop == "boundary" else [])
     assert torch.manual_seed is usual
+
+
+class Average:
+    """The average of many tutorials: it has no state_dict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.shadow[name] = (0.9 * self.shadow[name] + 0.1 * each.detach()).clone()
+
+
+def test_weights_that_a_script_keeps_in_a_dictionary_or_list_of_its_own_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = net()
+    optimizer, average = Adam(model.parameters()), Average(model)
+    slow = [[each.detach().clone() for each in group["params"]] for group in optimizer.param_groups]
+    first = [each.detach().clone() for each in model.parameters()]  # as for the distance from the start: they stay
+    before = [each.detach().clone() for each in model.parameters()]
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for _ in run.steps(20):
+        before = [each.detach().clone() for each in model.parameters()]  # made in each step
+        teach(model, optimizer)
+        average.update(model)
+        with torch.no_grad():
+            for each, parameter in zip(slow[0], model.parameters(), strict=True):
+                each.lerp_(parameter, 0.5)
+    said = capsys.readouterr().err
+    assert re.findall(r"warning: the tensors in (\S+) \(test_own_unsaved.py:\d+\) change", said) == [
+        "slow",
+        "average.shadow",
+    ]
+    assert "ignore=(average.shadow,)" in said
+    assert len(first) == len(before) == 4
+
+
+def test_weights_that_are_saved_or_ignored_are_not_named(capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    optimizer, shadow, average = Adam(model.parameters()), Shadow(model), Average(model)
+    teacher = net().requires_grad_(False)
+    weights = {"teacher": teacher.state_dict()}  # of a module that is left as it is
+    run = slipway.resume(model=model, optimizer=optimizer, shadow=shadow, ignore=(average,))
+    for _ in run.steps(20):
+        teach(model, optimizer)
+        shadow.update(model)
+        average.update(model)
+    assert weights
+    assert "warning" not in capsys.readouterr().err

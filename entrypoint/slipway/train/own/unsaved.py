@@ -35,6 +35,7 @@ from slipway.train.own.objects import NAME, Objects
 from slipway.train.own.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
 from slipway.train.own.sources import inner_of
 from slipway.train.own.too_late import Seeding, Weights
+from slipway.train.own.weight_copies import WeightCopies
 from slipway.train.worker.context import Context
 
 ALONE = 10  # boundaries with steps of other optimizers alone; a gradient scaler may leave out a few steps
@@ -72,6 +73,7 @@ class Unsaved:
         self._read: WeakSet[DataLoader[Any]] = WeakSet()
         self._watched: dict[int, Bystander] = {}
         self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable]] = {}
+        self._weight_copies = WeightCopies(objects, self._ignored)
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
         self._late: list[Weights | Seeding] = []
@@ -83,6 +85,7 @@ class Unsaved:
     def begin(self, told: Callable[[], AbstractContextManager[None]]) -> None:
         """When `slipway.resume` returns. `told`: ends the process with one line where a ConfigurationError leaves it."""
         self.search()
+        self._weight_copies.note()
         self._stateless = {
             name: (weakref.ref(each), (each.shape, bits_of(each))) for name, each in stateless(self._objects)
         }
@@ -125,7 +128,8 @@ class Unsaved:
             each.note_boundary(bare)
         if not self._keeps or self._boundaries & (self._boundaries - 1):
             return
-        if self._boundaries.bit_length() % SEARCHES == 1:
+        searches = self._boundaries.bit_length() % SEARCHES == 1
+        if searches:
             self.search()
         saved = SavedStates(self._objects)
         trained = {id(each) for optimizer in self._seen for each in parameters_of(optimizer)}
@@ -143,6 +147,13 @@ class Unsaved:
         self._seeded.clear()
         self._look_for_parameters(saved)
         self._look_into_modules(saved)
+        for place in self._weight_copies.lost(saved) if searches else ():
+            where = f" ({found})" if (found := place.where()) else ""
+            self._warn(
+                f"the tensors in {place.name}{where} change with the training, and are not saved: after a failure they start "
+                "from their beginning. Pass an object with state_dict() and load_state_dict() that has them; or say that this "
+                f"is right: ignore=({place.name},)."
+            )
 
     def _trains(self, value: Any, watched: Bystander, trained: set[int]) -> bool:
         """Whether an object takes part in the training, or changes with it."""
