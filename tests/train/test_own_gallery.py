@@ -140,6 +140,27 @@ def test_a_loop_killed_at_seeded_moments_ends_with_the_same_bits(
     assert_ended_alike(folder, whole, loop)
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("loop", own_loops.LOOPS)
+def test_a_loop_is_proven_to_resume_exactly(tmp_path: Path, loop: str) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "slipway",
+        "prove",
+        "--nproc-per-node",
+        str(PROCESSES.get(loop, 2)),
+        own_loops.__file__,
+        loop,
+    ]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(waiting.__file__).parent)}
+    ended = subprocess.run(
+        [*words, tmp_path / "found", "0", "0"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert "resumes exactly: " in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 0
+
+
 @pytest.mark.parametrize("chain", range(-(-STOPS // IN_A_ROW)))
 def test_jobs_that_are_stopped_with_live_models_end_well_and_go_on_with_the_same_bits(
     undisturbed: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, dice: random.Random, chain: int
