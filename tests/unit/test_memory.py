@@ -9,7 +9,7 @@ from environments import PER_PROCESS
 from test_single_node import make_job, tried
 
 from slipway.launch.attempt.job_wide import SnapshotMemory
-from slipway.launch.job import announce
+from slipway.launch.next_attempt import announce
 from slipway.launch.node import Node
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.restarts import Ending

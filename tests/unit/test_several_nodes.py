@@ -14,7 +14,7 @@ from test_single_node import make_job, tried
 
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.closing import conclude
-from slipway.launch.job import decide_next
+from slipway.launch.next_attempt import decide_next
 from slipway.launch.node import Node, enter
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import AttemptStart

@@ -10,7 +10,7 @@ from environments import PER_PROCESS
 from stand_ins import FREE_PORT, make_devices, make_host, make_sources, plan_for
 
 from slipway.launch.attempt.stops import Stop, Stops
-from slipway.launch.job import announce, decide_next, give_up, stopped_here
+from slipway.launch.next_attempt import announce, decide_next, give_up, stopped_here
 from slipway.launch.node import Node, SingleNode, with_free_port
 from slipway.launch.rendezvous.messages import AttemptStart
 from slipway.launch.resolve.job_spec import Job
