@@ -53,7 +53,7 @@ def run_job(job: Job) -> int:
         companions = stack.enter_context(Companions.of(job, stops, say))
         if job.single:
             try:
-                node = enter_alone(job, stops, stack, companions)
+                node = enter_alone(job, stops, stack, companions=companions)
                 return make_attempts(job, node, alone(job, node), stops, stack, companions=companions)
             except AlreadyFinishedError as finished:
                 say(str(finished))
@@ -62,7 +62,7 @@ def run_job(job: Job) -> int:
                 raise LaunchError(typed_outside(str(error), job), error.code) from None
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
-        node, nodes = enter(job, stack, companions), stack.enter_context(SeveralNodes(job, stops))
+        node, nodes = enter(job, stack, companions=companions), stack.enter_context(SeveralNodes(job, stops))
         return make_attempts(job, node, nodes, stops, stack, companions=companions)
 
 

@@ -51,7 +51,7 @@ class Node:
     leader: int = 0
 
 
-def enter_alone(job: Job, stops: Stops, stack: ExitStack, companions: Companion = NONE, clock: Clock = CLOCK) -> Node:
+def enter_alone(job: Job, stops: Stops, stack: ExitStack, clock: Clock = CLOCK, companions: Companion = NONE) -> Node:
     """The state of a single node's launcher at its start. At the end of the `stack` the folder of a new run is
     removed where nothing was begun in it. What one of the `companions` has newer of the run is fetched before.
 
@@ -69,7 +69,7 @@ def enter_alone(job: Job, stops: Stops, stack: ExitStack, companions: Companion 
         raise
 
 
-def enter(job: Job, stack: ExitStack, companions: Companion = NONE, clock: Clock = CLOCK) -> Node:
+def enter(job: Job, stack: ExitStack, clock: Clock = CLOCK, companions: Companion = NONE) -> Node:
     """The state of one of several launchers at its start; the others learn of its problems, and do not wait. The
     launcher of node 0 names the run, and the `stack` is as above.
     """
