@@ -30,6 +30,7 @@ from slipway.train.worker.context import open_context
 TAKE_SECONDS = {
     "test_a_full_disk_leaves_nothing_half_written",
     "test_a_killed_rank_resumes_where_the_newest_checkpoint_is",
+    "test_a_loop_is_proven_to_resume_exactly",
     "test_a_loop_killed_at_seeded_moments_ends_with_the_same_bits",
     "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
     "test_a_mistake_of_one_rank_ends_the_job_with_a_message",
