@@ -119,7 +119,7 @@ def mistakes_of_command(words: list[str]) -> Iterator[str]:
     if words[:1] == ["make"]:
         yield from mistakes_of_make(words[1:])
     try:
-        if given := words_of_slipway(words):
+        if (given := words_of_slipway(words)) and given != ["$@"]:  # of a function, whose caller names the command
             call(given, environ)
     except click.exceptions.Exit:
         pass  # it was asked for help
