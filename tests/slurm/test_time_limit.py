@@ -1,6 +1,6 @@
 """Jobs whose time is over: with an early signal they save and requeue themselves until they are done, without one they save.
 
-The limit comes when the job has made some steps, however long these took: an hour at first, it is then set anew.
+The limit comes when the job has made some steps, however long these took: an hour at first, then it is set to the real one.
 """
 
 import json

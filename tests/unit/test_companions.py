@@ -64,6 +64,10 @@ class Theirs(Companion):
     def __init__(self, at: dict[str, Any]) -> None:
         self.calls, self.at = list[str](), at
 
+    def __enter__(self) -> Theirs:
+        self._do("enter")
+        return self
+
     def begin(self, *_: object) -> None:
         self._do("begin")
 
@@ -90,7 +94,7 @@ def test_one_that_fails_is_named_once_and_asked_no_more(run: Run, monkeypatch: p
         companions.begin(run, job().plan.topology)
         assert [companions.poll(run), companions.poll(run)] == ["", ""]
         companions.begin(run, job().plan.topology)
-    assert made.calls == ["begin", "poll"]
+    assert made.calls == ["enter", "begin", "poll"]
     [line] = said
     assert line == (
         "warning: the job continues without the companion their_module:make: ZeroDivisionError: division by zero"
@@ -117,3 +121,14 @@ def test_one_that_cannot_be_loaded_is_refused_with_its_name(place: str) -> None:
     with pytest.raises(LaunchError, match=f"SLIPWAY_COMPANIONS: {place} cannot be loaded: ") as refused:
         of([], SLIPWAY_COMPANIONS=place)
     assert refused.value.code == 78
+
+
+def test_one_may_refuse_the_job_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise LaunchError("no budget is left", 78)
+
+    said: list[str] = []
+    companions, _ = theirs(monkeypatch, said, {"enter": refuse})
+    with pytest.raises(LaunchError, match="no budget is left"), companions:
+        pass
+    assert said == []

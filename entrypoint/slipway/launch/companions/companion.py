@@ -156,6 +156,10 @@ class Companions(Companion):
         begun, why, answer = self._clock.monotonic(), "", None
         try:
             answer = getattr(self._all[place], name)(*args, **more)
+        except LaunchError as error:
+            if name == "__enter__":  # it refuses the job
+                raise
+            why = str(error)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         if not why and (took := self._clock.monotonic() - begun) > SLOWEST and name not in ("__enter__", "__exit__"):

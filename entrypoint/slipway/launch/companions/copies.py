@@ -70,11 +70,11 @@ class Stores(Companion):
 
     def __enter__(self) -> Self:
         """Start the process, with a store. Raises LaunchError where it cannot be started."""
-        self._start(self._address)
+        self._start()
         return self
 
-    def _start(self, address: StoreAddress) -> None:
-        sources = self._job.sources
+    def _start(self) -> None:
+        address, sources = self._address, self._job.sources
         options = {
             "url": str(address),
             "limit": int(sources.value("SLIPWAY_STORE_LIMIT")) * 1e6,
@@ -178,13 +178,13 @@ class Stores(Companion):
 
     def _revive(self, pause: float = PATIENCE) -> None:
         """Start the process again where it has ended, killed for its memory perhaps, at most once in a `pause` (seconds)."""
-        process, address, old = self._process, self._address, self._clock.monotonic() - self._began
-        if process is None or address is None or process.poll() is None or old < pause:
+        process, old = self._process, self._clock.monotonic() - self._began
+        if process is None or process.poll() is None or old < pause:
             return
         self._end(process)
-        self._say(f"warning: the process that copies to {address} has ended; it is started again")
+        self._say(f"warning: the process that copies to {self._address} has ended; it is started again")
         with suppress(LaunchError, SilentStoreError):
-            self._start(address)
+            self._start()
             self._ask(self._assignment, 0.0)
 
     def poll(self, run: Run) -> str:

@@ -106,7 +106,7 @@ def place_processes(
         return "cpu", process.local_world_size if process else cores
     granted = granted_gpus(sources.environ)
     if devices.problem:
-        # Who grants GPUs sets CUDA_VISIBLE_DEVICES anew for each task.
+        # Who grants GPUs sets CUDA_VISIBLE_DEVICES again for each task.
         on_cpu = "use NPROC_PER_NODE=cpu" if granted else ON_CPU
         raise LaunchError(
             f"This node's GPUs cannot be used: {devices.problem}. To train on its CPU {on_cpu}.", UNHEALTHY
