@@ -78,7 +78,7 @@ class Companion:
 
 
 class Companions(Companion):
-    """All of a job; of none without `load`."""
+    """All companions of a job; none unless made by `of`."""
 
     def __init__(self, say: Say = print, clock: Clock = CLOCK) -> None:
         """`say` gets a line for each that is dropped."""
