@@ -657,6 +657,7 @@ class ResumableRun:
 
     def _save_or_stop(self, may_stop: bool) -> None:
         """Take the snapshots that are due, or stop, unless gradients are pending."""
+        begun = time.perf_counter()
         pending, ending = self._context.total(self._gradients.pending, self._is_ending)
         self._put_off = (
             bool(ending) and not self._stopping and not self._put_off
@@ -673,6 +674,7 @@ class ResumableRun:
             return
         self._postponed = 0
         self._unsaved.require_in_place()
+        spent = time.perf_counter() - begun
         if self._stopping and may_stop:
             self._stop(self._stopping)
         if self.number >= self._disk.due:
@@ -682,7 +684,7 @@ class ResumableRun:
             costs = self._context.gather(self._disk.costs(self._snapshots.writer.seconds))
             self._disk.go_on(self.number, costs)
             self._context.beat(Phase.TRAIN)
-        self._snapshots.keep_in_memory(self)
+        self._snapshots.keep_in_memory(self, spent)
         self._collected = None  # where this rank keeps none
 
     def _stop_in_pause(self, word: str, stepped: bool) -> None:

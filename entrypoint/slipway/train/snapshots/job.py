@@ -102,8 +102,10 @@ class JobSnapshots:
         if self.name:
             context.progress(step, self.name)
 
-    def keep_in_memory(self, contents: Contents) -> None:
+    def keep_in_memory(self, contents: Contents, spent: float = 0.0) -> None:
         """Take a snapshot into memory if one is due. By all ranks; none waits for a GPU.
+
+        `spent`: the seconds that the caller needed, with an exchange, to decide whether there may be one now.
 
         The measurements that decide when the next one is due travel with the data that the ranks exchange anyway. The cost of
         a snapshot is the copying time of the slowest rank, plus the exchange time of the rank that the others wait for: the
@@ -112,7 +114,7 @@ class JobSnapshots:
         rhythm, memory = self.rhythm, self.memory
         if contents.number < rhythm.due:
             return
-        begun = time.perf_counter()
+        begun = time.perf_counter() - spent
         memory.wait()
         copying = rhythm.copying + memory.seconds if memory.usable and rhythm.copying else 0.0
         numbers = copying, rhythm.exchanging, rhythm.pace(contents.number), float(memory.usable)

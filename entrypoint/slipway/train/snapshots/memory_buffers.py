@@ -278,8 +278,8 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
     return tensor
 
 
-# Of training time that snapshots in memory may cost. With what is not measured, such as caches that a copy empties and the
-# boundary that decides about one, they take about 1 % (bench/overhead.py).
+# Of training time that snapshots in memory may cost. With what is not measured, such as caches that a copy empties, they take
+# less than 1 % (bench/overhead.py).
 SHARE = 0.0075
 LAST = 3  # measurements whose median counts: one outlier, such as a garbage collection, does no harm
 EARLY = 0.1  # of training time until there are so many: one outlier does not postpone the next snapshot for long
