@@ -24,7 +24,8 @@ from report import Report, options_parser, read_options
 from sides import Spread
 from snapshot_sides import STEPS, make_training, seconds, take_steps
 
-from slipway.protocol.files import RUN_FILE, STORE_FILE, newest_step, node_folder, read_json
+from slipway.protocol.files import RUN_FILE, STORE_FILE, node_folder, read_json
+from slipway.protocol.snapshots import newest_step
 from slipway.train.loop.saving import save, wait_for_writers
 from slipway.train.loop.training import Training
 

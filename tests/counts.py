@@ -25,7 +25,7 @@ JOB = (
 COMPANIONS = {
     "store": (r"(?<!tcp_)stor(?:e|es|ing)(?!d)", ("store/", "launch/companions/", "launch/storing.py", "cli/store")),
     "monitoring and notices": (r"metrics_port|metrics_page|prometheus|webhook|notices?(?!_watch)", ("launch/companions/", "launch/monitoring.py")),
-    "replays": (r"replay(?:s|ing|er)?", ("train/observe/repl", "train/own/replaying.py")),
+    "replays": (r"replay(?:s|ing|er)?", ("train/observe/repl", "train/user/replaying.py")),
     "traces": (r"trac(?:e|es|ing|er)(?!back)", ("train/observe/trac", "inspect/trac")),
     "stragglers": (r"straggler(?:s)?", ("train/observe/straggl", "protocol/straggl")),
 }  # fmt: skip

@@ -109,7 +109,7 @@ def leave_out_watching(training: Any) -> Switch:
 
 if "LOCAL_RANK" in os.environ and "SWITCHED" in os.environ:
     import slipway.train.loop.fit as loop
-    from slipway.train.own.run import ResumableRun
+    from slipway.train.user.run import ResumableRun
 
     if any(name.endswith("own.py") for name in sys.orig_argv):
         switches = Switches(ResumableRun.boundary)

@@ -7,8 +7,8 @@ __version__ = "0.1.0.dev0"
 
 TYPE_CHECKING = False  # importing `typing` takes longer than all of this package may
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
-    from slipway.train.own.run import ResumableRun as ResumableRun
-    from slipway.train.own.run import resume as resume
+    from slipway.train.user.run import ResumableRun as ResumableRun
+    from slipway.train.user.run import resume as resume
 
 
 def __getattr__(name: str) -> object:
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> object:
     if name in ("ResumableRun", "resume"):
         from importlib import import_module
 
-        found: object = getattr(import_module("slipway.train.own.run"), name)
+        found: object = getattr(import_module("slipway.train.user.run"), name)
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

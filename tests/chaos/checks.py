@@ -11,7 +11,8 @@ from scene import end_state
 
 from slipway.launch.verdict.restarts import STUCK
 from slipway.protocol.errors import CANCELLED, EXITS, FAILED, FINISHED, NO_PROGRESS, PEER, STOPPED
-from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, RUN_FILE, newest_step, parse_json, read_json
+from slipway.protocol.files import METRICS_FILE, OUTCOME_FILE, RUN_FILE, parse_json, read_json
+from slipway.protocol.snapshots import newest_step
 
 if TYPE_CHECKING:
     from places import Node

@@ -14,7 +14,8 @@ from places import SETTINGS, STEPS, WORKLOADS, ContainedNode, Node, find_process
 from plans import STARTS, Again, Harm, Plan
 from ports import take_port
 
-from slipway.protocol.files import newest_step, read_json
+from slipway.protocol.files import read_json
+from slipway.protocol.snapshots import newest_step
 
 TICK = 0.2  # s
 OPERATOR = 12.0  # s until somebody replaces a node that is frozen for good

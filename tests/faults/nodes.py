@@ -13,7 +13,7 @@ from containers import PATIENCE, Container, Containers, as_oneself, docker, fres
 from scene import COURSE, INSIDE, Scene
 from waiting import wait_until
 
-from slipway.protocol.files import snapshot_name
+from slipway.protocol.snapshots import snapshot_name
 
 # In fp32: one node takes sums in another order than two, and what bf16 makes of that grows to a share of 2.5e-5 of the loss,
 # in fp32 to 2e-9.

@@ -15,7 +15,7 @@ from launchers import Launcher, start_launcher
 from stand_in_rules import SITE
 from waiting import wait_until
 
-from slipway.protocol.files import list_snapshots, snapshot_name
+from slipway.protocol.snapshots import list_snapshots, snapshot_name
 
 STEPS = 40
 ENOUGH = 150.0  # s, in which every job ends on any machine; far less than a collective of torch's waits

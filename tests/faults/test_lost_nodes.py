@@ -10,7 +10,7 @@ from containers import PATIENCE
 from scene import ENOUGH, Scene, end_state, evaluations, is_traceback, verdict
 from table import PARTINGS, Parting, rows
 
-from slipway.protocol.files import snapshot_name
+from slipway.protocol.snapshots import snapshot_name
 
 
 @pytest.mark.timeout(900)  # some rows start containers four times

@@ -8,7 +8,7 @@ from pod import Pod
 from rehearsing import GO, Cluster
 from test_render import render
 
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 
 LINEAR = ("run", "--nproc-per-node", "1", "linear", "--steps", "40", "--log-every", "10", "--save-every", "10")
 WAITS = "runs without this spare node, which waits"

@@ -21,23 +21,19 @@ from slipway.options import WORKLOADS, Common, parse
 from slipway.protocol.files import (
     HEARTBEATS,
     HONOURS_STOP,
-    MANIFEST,
     METRICS_FILE,
     OUTCOMES,
     SNAPSHOTS,
     STOP_FILE,
-    list_snapshots,
     rank_file,
     read_json,
-    snapshot_attempt,
-    snapshot_name,
-    snapshot_step,
     touch_run_file,
     write_json,
 )
 from slipway.protocol.memory import PAGE, Header, newest_in, read_header, write_header
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.snapshots import MANIFEST, list_snapshots, snapshot_attempt, snapshot_name, snapshot_step
 from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import Place, read_place
 

@@ -16,8 +16,8 @@ from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.process.folder_lock import TOUCH
 from slipway.protocol.errors import CONFIGURATION
-from slipway.protocol.files import newest_step
 from slipway.protocol.outcomes import Word
+from slipway.protocol.snapshots import newest_step
 
 if TYPE_CHECKING:
     from virtual_launcher import Launcher, Order, Team
@@ -241,7 +241,7 @@ class Rules:
             late = self._world.loop.time() > at + SLACK
             if arrived and late and rank != launcher.rank and outcomes[rank].word != reported.word:
                 self.fail(f"node {rank} reported {reported.word}, and is judged as {outcomes[rank].word}")
-        if not first.own or first.stacks or first.word not in (Word.FAILED, Word.LOST):
+        if not first.independent or first.stacks or first.word not in (Word.FAILED, Word.LOST):
             return
         harms = self._harms_in(attempt)
         if first.node_rank not in attempt.told:

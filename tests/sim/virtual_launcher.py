@@ -43,9 +43,10 @@ from slipway.launch.verdict.verdict import Outcome
 from slipway.process.folder_lock import TOUCH, Holder
 from slipway.process.machine import Clock
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import SNAPSHOTS, newest_step, snapshot_name
+from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.snapshots import newest_step, snapshot_name
 
 # simulate.py is a process of its own.
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "unit")]

@@ -7,7 +7,7 @@ from typing import Any
 from cluster import REPOSITORY, Cluster, Job
 
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.snapshots.snapshot import verify_snapshot
 
 VENV = str(REPOSITORY / ".venv")

@@ -7,7 +7,7 @@ from cluster import Cluster, Job
 from jobs import LONG, SLIPWAY, VENV, attempt, newest_step, run_of, stand_in, train, train_long, wait_for_step
 
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 
 STEPS = 75
 OPTIONS = ("--partition=three", "--nodes=3", "--no-kill")

@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster, Job
 from jobs import PACED, SLIPWAY, newest_step, outcome, run_of, steps_made, train, wait_for_step
 
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 
 ONE = {"NPROC_PER_NODE": "1"}  # as little as can be is imported after each start
 WORDS = (PACED, "--batch-size", "8", "--eval-every", "1000", "--log-every", "5", "--steps", "600")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import slipway
-from slipway.train.own.run import ResumableRun
+from slipway.train.user.run import ResumableRun
 
 Loop = Callable[[ResumableRun, Callable[..., None], int], None]
 

@@ -28,7 +28,7 @@ from ports import take_port
 from slipway.options.common import AUTO
 from slipway.train.observe.comparability import LIMITS
 from slipway.train.observe.replay import Replays
-from slipway.train.own.run import ResumableRun
+from slipway.train.user.run import ResumableRun
 from slipway.train.worker.context import open_context
 
 ALARM = re.compile(

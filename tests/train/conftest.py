@@ -21,9 +21,9 @@ from once import make_once, shared_folder
 from training_jobs import SERVER, Job, Run, worker_environment
 
 import slipway
-from slipway.train.own.joining import SIGNALS
-from slipway.train.own.run import ResumableRun
-from slipway.train.own.too_late import SEEDING
+from slipway.train.user.joining import SIGNALS
+from slipway.train.user.run import ResumableRun
+from slipway.train.user.too_late import SEEDING
 from slipway.train.worker.context import open_context
 
 # Tests that start no worker and train nothing take milliseconds, and run for every change; these start programs that import torch.
@@ -105,7 +105,7 @@ def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) 
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
-    monkeypatch.setattr("slipway.train.own.run.require_first", lambda: None)  # a test stands for several processes
+    monkeypatch.setattr("slipway.train.user.run.require_first", lambda: None)  # a test stands for several processes
     usual = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
     yield
     for number, handler in usual.items():

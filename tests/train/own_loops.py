@@ -38,7 +38,7 @@ from waiting import wait_until
 
 import slipway
 from slipway.protocol.files import STOP_FILE
-from slipway.train.own.run import ResumableRun
+from slipway.train.user.run import ResumableRun
 
 Loop = Callable[..., dict[str, Any]]
 SAVE_EVERY = 7  # steps between two snapshots on the disk, in a job of several processes

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import slipway
-from slipway.train.own import replaying
-from slipway.train.own.run import ResumableRun
+from slipway.train.user import replaying
+from slipway.train.user.run import ResumableRun
 
 Loss = Callable[..., Any]
 

@@ -36,7 +36,7 @@ from slipway.options.common import AUTO
 from slipway.train.models.cnn import small
 from slipway.train.models.gpt import Gpt, GptConfig
 from slipway.train.observe.replay import Replays, Unsolved, WrongArithmetic, WrongArithmeticError
-from slipway.train.own.replaying import compute_apart
+from slipway.train.user.replaying import compute_apart
 
 CPU = torch.device("cpu")
 ALONE = threading.RLock()  # random generators belong to the process: one rank at a time computes

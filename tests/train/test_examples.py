@@ -56,7 +56,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [example, *args])
         monkeypatch.setattr(
-            "slipway.train.own.run.require_first", lambda: None
+            "slipway.train.user.run.require_first", lambda: None
         )  # other tests left runs in this process
         runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 

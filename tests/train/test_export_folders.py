@@ -14,8 +14,8 @@ from training_jobs import Run
 from slipway.options import parse
 from slipway.options.gpt import GptOptions
 from slipway.options.target import require_target
-from slipway.protocol.files import list_snapshots
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.export import export_result, export_run, read_export
 from slipway.train.loop.fit import TrainingResult
 from slipway.train.snapshots.snapshot import Snapshot, SnapshotError, save_snapshot

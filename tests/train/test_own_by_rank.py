@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from waiting import PATIENCE
 
-from slipway.train.own.by_rank import COMPARED, Collected, names_of, own_pieces, with_own
-from slipway.train.own.objects import Objects
-from slipway.train.own.values import from_bytes, pack, to_bytes
 from slipway.train.snapshots.snapshot import Snapshot
+from slipway.train.user.by_rank import COMPARED, Collected, names_of, own_pieces, with_own
+from slipway.train.user.objects import Objects
+from slipway.train.user.values import from_bytes, pack, to_bytes
 
 pytestmark = pytest.mark.pull
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler
 
-from slipway.train.own.found import FoundObject, Variable, found_objects, is_users, variables_of, walk
+from slipway.train.user.found import FoundObject, Variable, found_objects, is_users, variables_of, walk
 
 
 class Pictures:

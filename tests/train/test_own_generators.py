@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 import slipway
-from slipway.train.own.generators import generators_of, set_generator, state_of_generator
-from slipway.train.own.sources import Draw, open_source
-from slipway.train.own.values import from_bytes, to_bytes
+from slipway.train.user.generators import generators_of, set_generator, state_of_generator
+from slipway.train.user.sources import Draw, open_source
+from slipway.train.user.values import from_bytes, to_bytes
 
 pytestmark = pytest.mark.pull
 

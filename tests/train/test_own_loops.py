@@ -20,7 +20,7 @@ from training_jobs import Job
 from training_jobs import Run as Ended
 
 import slipway
-from slipway.train.own.run import ResumableRun
+from slipway.train.user.run import ResumableRun
 
 
 class BrokenOffError(Exception):

@@ -26,8 +26,8 @@ import slipway
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.replay import Replays, WrongArithmetic, WrongArithmeticError
-from slipway.train.own import replaying
-from slipway.train.own.replaying import OwnReplays, compute_apart
+from slipway.train.user import replaying
+from slipway.train.user.replaying import UserReplays, compute_apart
 
 Work = Callable[[nn.Module, torch.Tensor], Any]
 
@@ -150,7 +150,7 @@ def test_without_a_model_several_processes_are_told_what_to_type_unless_nothing_
 ) -> None:
     def check(every: int) -> None:
         objects = SimpleNamespace(named_of_kind=lambda kind: {})
-        own = OwnReplays(ThreadContext(Exchange(1), 0, 1), objects, keeps)  # type: ignore[arg-type]
+        own = UserReplays(ThreadContext(Exchange(1), 0, 1), objects, keeps)  # type: ignore[arg-type]
         own.check(1, losses, (torch.ones(1, 1),), every, Disk())  # type: ignore[arg-type]
 
     check(every=0)
@@ -270,7 +270,7 @@ def test_a_loop_returns_at_most_to_where_its_replays_began(
     monkeypatch.setattr(replaying, "record_finding", lambda context, error: None)
     context, disk = ThreadContext(Exchange(1), 0, 1), Disk(5, 10)
     objects = SimpleNamespace(named_of_kind=lambda kind: {"model": nn.Linear(1, 1)})
-    own = OwnReplays(context, objects, keeps=True)  # type: ignore[arg-type]
+    own = UserReplays(context, objects, keeps=True)  # type: ignore[arg-type]
     own.resume(10, {"loop": "own", **state})
     assert own.state() == state
     with pytest.raises(WrongArithmeticError):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import slipway
-from slipway.train.own.run import ResumableRun
+from slipway.train.user.run import ResumableRun
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Body = Callable[[ResumableRun, Step], None]
@@ -74,7 +74,7 @@ def test_a_restart_at_the_end_of_an_epoch_does_its_last_iteration_again(
 ) -> None:
     """What follows the batches may read what the last one left in a variable."""
     for name, value in {"LEAST": 0.0, "SHARE": 1e9, "BUSY": 1e9}.items():
-        monkeypatch.setattr(f"slipway.train.own.run.{name}", value)
+        monkeypatch.setattr(f"slipway.train.user.disk_rhythm.{name}", value)
     seen = []
     for end in range(3):
         run, step = begin(**more)
@@ -96,7 +96,7 @@ def test_what_a_rank_has_of_its_own_takes_the_same_room_at_each_step() -> None:
         for _ in run.batches(loader_of()):
             step()
             run.log(loss=1.0)
-            own = run.of_rank()["data"]
+            own = run._contents.of_rank()["data"]
             sizes.add(own.shape)
             texts.add(int(own[:8].clone().view(torch.int64)))
             run.state["before"] = [0.1] * epoch
@@ -314,7 +314,7 @@ def test_an_iterator_that_was_made_before_the_epoch_is_named_once(
     loop(again, step, False)
     found = capsys.readouterr()
     assert_said(found.err, said)
-    assert ("again in" in found.out) is (not said and again._before % 3 != 0)
+    assert ("again in" in found.out) is (not said and again._counts.before % 3 != 0)
 
 
 @pytest.mark.parametrize("order", ["held first", "held last"])

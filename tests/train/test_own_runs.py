@@ -25,11 +25,11 @@ from waiting import PATIENCE
 
 import slipway
 from slipway.train import ConfigurationError, load_newest, trace
-from slipway.train.own import run as own_run
-from slipway.train.own.position import Position
-from slipway.train.own.run import ResumableRun
-from slipway.train.own.sources import places_of, seeds_of, set_epoch
 from slipway.train.snapshots import writer
+from slipway.train.user import run as own_run
+from slipway.train.user.position import Position
+from slipway.train.user.run import ResumableRun
+from slipway.train.user.sources import places_of, seeds_of, set_epoch
 from slipway.train.worker.launcher import StopFlag
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]

@@ -21,11 +21,11 @@ from training_jobs import Job
 from training_jobs import Run as Ended
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.objects import Objects
-from slipway.train.own.values import pack_plain
 from slipway.train.snapshots.parts import divide
 from slipway.train.snapshots.resume import agree_on_bound, newest_of_parts, require_no_earlier
 from slipway.train.snapshots.snapshot import Snapshot, SnapshotError
+from slipway.train.user.objects import Objects
+from slipway.train.user.values import pack_plain
 
 SHARDED = {"sharded": 2, "hybrid": 4}  # processes
 

@@ -25,8 +25,8 @@ from slipway.process.tree import start_ticks
 from slipway.protocol.files import write_json
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.redact import redact_words
-from slipway.train.own.declared import require_same_arguments
-from slipway.train.own.joining import lock_folder, told_if_late
+from slipway.train.user.declared import require_same_arguments
+from slipway.train.user.joining import lock_folder, told_if_late
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Schedule = Callable[[torch.optim.Optimizer], Any]

@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.gradients import FEW, Gradients
-from slipway.train.own.objects import Objects
-from slipway.train.own.unrepeatable import Modes, Structure, explain_unset
-from slipway.train.own.values import Packing, from_bytes, pack, to_bytes, unpack
 from slipway.train.snapshots.snapshot import Snapshot, load_snapshot, save_snapshot
 from slipway.train.snapshots.state import load_model, versions_of
 from slipway.train.snapshots.tensors import DTYPES
+from slipway.train.user.gradients import FEW, Gradients
+from slipway.train.user.objects import Objects
+from slipway.train.user.unrepeatable import Modes, Structure, explain_unset
+from slipway.train.user.values import Packing, from_bytes, pack, to_bytes, unpack
 
 pytestmark = pytest.mark.pull
 

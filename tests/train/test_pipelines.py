@@ -14,7 +14,7 @@ from training_jobs import Job, Run, raise_stop_flag, worker_environment
 
 from slipway.options import parse
 from slipway.options.linear import LinearOptions
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step
 from slipway.train.loop.training import begin_training

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from training_jobs import Run
 
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.snapshots import snapshot as module
 from slipway.train.snapshots.snapshot import (
     NewerFormatError,
@@ -155,8 +155,8 @@ def forge(path: Path, name: str, content: bytes, **manifest: object) -> None:
         ("state.json", b"{}", {"format": float("nan")}, "invalid format None"),
         ("state.json", b"{}", {"format": 0.5}, r"invalid format 0\.5"),
         ("state.json", b"{}", {"format": True}, "invalid format True"),
-        ("../x.safetensors", b"", {}, r"names \.\./x\.safetensors"),
-        ("/tmp/x.safetensors", b"", {}, "names /tmp/x"),  # it is never opened
+        ("../x.safetensors", b"", {}, r"names '\.\./x\.safetensors'"),
+        ("/tmp/x.safetensors", b"", {}, "names '/tmp/x"),  # it is never opened
     ],
 )
 def test_a_snapshot_whose_checksums_fit_and_whose_content_does_not_is_passed_over(

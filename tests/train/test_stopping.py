@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from training_jobs import Job, Run, raise_stop_flag
 
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.snapshots.snapshot import verify_snapshot
 
 Start = Callable[..., Job]

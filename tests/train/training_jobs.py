@@ -16,7 +16,7 @@ import torch
 from ports import take_port
 from waiting import PATIENCE, wait_until
 
-from slipway.protocol.files import list_snapshots
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.snapshots.snapshot import load_snapshot
 
 SERVER = multiprocessing.get_context("forkserver")

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from slipway.protocol.files import LARGEST, MANIFEST, part_name, snapshot_name
+from slipway.protocol.files import LARGEST
+from slipway.protocol.snapshots import MANIFEST, part_name, snapshot_name
 from slipway.store.catalog import Catalog, StoredSnapshot
 from slipway.store.objects import MissingObjectError, ObjectFacts, ObjectStore, UnreachableError
 

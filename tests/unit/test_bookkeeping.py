@@ -27,7 +27,7 @@ STALE = OSError(errno.ESTALE, "Stale file handle")
 CALLS = (
     "protocol.cgroups.read_kernel_file",
     "protocol.cgroups.cgroup_folders",
-    "protocol.files.list_snapshots",
+    "protocol.snapshots.list_snapshots",
     "launch.closing.fleeting_results",
     "launch.run_directory.directory.RunDirectory.attempts_before",
     "launch.closing.write_json",

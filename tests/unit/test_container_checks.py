@@ -35,9 +35,9 @@ def in_image(runtime: str = "docker", mounts: dict[Path, str] | None = None, **m
     return make_host()._replace(**{**changes, **more})  # type: ignore[arg-type]
 
 
-def said(host: Host, own: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str) -> list[str]:
+def said(host: Host, builtin: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str) -> list[str]:
     topology = resolve_topology(make_sources({"NPROC_PER_NODE": processes, **environ}), make_devices(), host)
-    return list(warnings(host, topology, folder, own))
+    return list(warnings(host, topology, folder, builtin))
 
 
 MOUNTINFO = r"""22 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
@@ -308,7 +308,7 @@ def test_a_small_dev_shm_is_warned_of_with_the_flag_to_add(runtime: str, flag: s
 
 
 @pytest.mark.parametrize(
-    ("shm", "processes", "own", "lines"),
+    ("shm", "processes", "builtin", "lines"),
     [
         (64 << 20, "1", True, 0),
         (64 << 20, "1", False, 1),  # a user's script may have data loaders
@@ -317,8 +317,8 @@ def test_a_small_dev_shm_is_warned_of_with_the_flag_to_add(runtime: str, flag: s
         (None, "2", False, 0),
     ],
 )
-def test_it_is_warned_of_only_where_it_can_matter(shm: int | None, processes: str, own: bool, lines: int) -> None:
-    assert len(said(in_image(mounts=VOLUME, shm=shm), own, processes)) == lines
+def test_it_is_warned_of_only_where_it_can_matter(shm: int | None, processes: str, builtin: bool, lines: int) -> None:
+    assert len(said(in_image(mounts=VOLUME, shm=shm), builtin, processes)) == lines
 
 
 @pytest.mark.parametrize(
@@ -338,13 +338,13 @@ def test_a_working_directory_that_a_script_cannot_write_to_is_warned_of_with_the
 ) -> None:
     monkeypatch.chdir(tmp_path)
     host = in_image(runtime, {**VOLUME, tmp_path: "ext4"} if mounted else {ROOT: "overlay", CHECKPOINTS: "ext4"})
-    assert said(host, own=False) == []
+    assert said(host, builtin=False) == []
     monkeypatch.setattr(container_checks, "can_write", lambda folder: folder != tmp_path)
     monkeypatch.setattr(container_checks, "is_read_only", lambda folder: read_only)
-    (line,) = said(host, own=False)
+    (line,) = said(host, builtin=False)
     assert line.startswith(f"warning: the working directory {tmp_path} cannot be written by user {os.getuid()}")
     assert says.format(tmp_path) in line
-    assert said(host, own=True) == [], "ours write to the run directory"
+    assert said(host, builtin=True) == [], "ours write to the run directory"
 
 
 CACHED = {"TRITON_CACHE_DIR": "/data/slipway-7/triton"}

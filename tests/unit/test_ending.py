@@ -88,7 +88,7 @@ def end(folder: Path, files: dict[int, dict[str, Any]] | None = None, **facts: A
         if "hang" in facts
         else None
     )
-    given = {"node_rank": 0, "host": "n0", "own": True, "ranks": (0, 1), "stop": stop, "hang": hang, **facts}
+    given = {"node_rank": 0, "host": "n0", "builtin": True, "ranks": (0, 1), "stop": stop, "hang": hang, **facts}
     return choose_outcome(Facts(**given), NodeDirectory(folder), NOW)
 
 
@@ -108,20 +108,20 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
     [
         # It ended as asked.
         (DONE, {}, "finished", None, "val_loss 1.5"),
-        ({}, {"own": False}, "finished", None, ""),
+        ({}, {"builtin": False}, "finished", None, ""),
         (SAVED, STOP, "stopped", None, "saved step 10"),
         ({0: file("cancelled"), 1: file("cancelled")}, {"stop": "cancelled", "signal": "SIGINT"}, "cancelled", None, ""),
         (DONE, STOP, "finished", None, "val_loss 1.5"),  # the signal came after the last step
-        ({}, {"own": False, **STOP}, "stopped", None, "after SIGTERM"),
-        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as requested"),
+        ({}, {"builtin": False, **STOP}, "stopped", None, "after SIGTERM"),
+        ({}, {"builtin": False, "status": 1, "failures": [failure(0, ENDED)], **STOP}, "stopped", 0, "as requested"),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], **CANCEL},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, -signal.SIGINT)], **CANCEL},
             "cancelled", 0, "SIGINT",
         ),
         ({}, {"status": 1, **STOP}, "stopped", None, "before the workers had started"),
         # A worker failed.
-        ({}, {"own": False, "status": 1, "failures": [failure(1, 3)]}, "failed", 1, "exit code 3"),
-        ({}, {"own": False, "status": 1, "failures": [failure(1, 75)]}, "failed", 1, "exit code 75"),
+        ({}, {"builtin": False, "status": 1, "failures": [failure(1, 3)]}, "failed", 1, "exit code 3"),
+        ({}, {"builtin": False, "status": 1, "failures": [failure(1, 75)]}, "failed", 1, "exit code 75"),
         ({}, {"status": 1, "failures": [failure(0, KILLED)]}, "failed", 0, "somebody killed it (kill -9)"),
         ({}, {"status": 1, "failures": [failure(0, KILLED)], "ooms": 1}, "failed", 0, "out of memory"),
         ({}, {"status": 1, "failures": [failure(0, -signal.SIGSEGV)]}, "failed", 0, "SIGSEGV"),
@@ -137,39 +137,39 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: file("unhealthy", 1.0, exception=ECC), 1: CRASH}, {"status": 1}, "unhealthy", 0, "ECC"),
         # A file that a script imports is no Python: the same at every start.
         (
-            {}, {"own": False, "status": 1, "failures": [failure(1, 1)], "last": {1: BAD}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(1, 1)], "last": {1: BAD}},
             "configuration", 1, "exit code 1: SyntaxError: expected ':'",
         ),
         # Several did: who has a reason of its own explains the others.
         ({0: LOST, 1: CRASH}, {"status": 1, "failures": [failure(0, 1)]}, "failed", 1, "ValueError"),
         # A script's rank that is still ending when its peers, which lost it, have failed.
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM}},
             "failed", 1, "ValueError: boom",
         ),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: ["step 3"]}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: ["step 3"]}},
             "failed", 0, "Connection closed by peer",
         ),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [SHOT]}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [SHOT]}},
             "failed", 0, "Connection closed by peer",
         ),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [ECC]}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO, 1: [ECC]}},
             "unhealthy", 1, "ECC",
         ),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: WAITED, 1: BOOM}},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: WAITED, 1: BOOM}},
             "failed", 1, "ValueError: boom",
         ),
         (
-            {}, {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO},
+            {}, {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO},
                  "ended": {1: ProgramEnd("ValueError: boom", "own.py:3")}},
             "failed", 1, "ValueError: boom",
         ),
         (
-            {}, {"own": False, "status": 1, "ranks": (0, 1, 2), "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM, 2: BOOM}},
+            {}, {"builtin": False, "status": 1, "ranks": (0, 1, 2), "failures": [failure(0, 1)], "last": {0: ECHO, 1: BOOM, 2: BOOM}},
             "failed", 1, "ValueError: boom",
         ),
         # One of ours writes its reason down; what it only printed it may have handled.
@@ -178,7 +178,7 @@ CANCEL = {"stop": "cancelled", "signal": "SIGINT", "numbers": (signal.SIGINT,)}
         ({0: LOST}, {"status": 1, "failures": [failure(1, KILLED, 9.0), failure(0, 1)]}, "failed", 1, "SIGKILL"),
         ({0: CRASH, 1: CRASH | {"time": 3.0}}, {"status": 1}, "failed", 1, "ValueError"),
         ({0: CRASH, 1: file("failed", 9.0)}, {"status": 1, "failures": [failure(1, 1, 2.0)]}, "failed", 0, "ValueError"),
-        ({}, {"own": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
+        ({}, {"builtin": False, "status": 1, "failures": [failure(0, ENDED), failure(1, 3)], **STOP}, "failed", 1, "exit code 3"),
         # No process or thread can be made any more.
         (
             {1: file("unhealthy", exception="RuntimeError: can't start new thread")}, {"status": 1},
@@ -301,7 +301,7 @@ def test_a_launcher_was_lost_when_it_froze_and_workers_hung_when_that_was_notice
 
 @pytest.mark.parametrize(("status", "word"), [(0, "finished"), (1, "peer"), (-9, "peer")])
 def test_a_node_that_others_left_ended_by_itself_or_because_of_them(tmp_path: Path, status: int, word: str) -> None:
-    assert end(tmp_path, own=False, status=status, lost="node 1").word == word
+    assert end(tmp_path, builtin=False, status=status, lost="node 1").word == word
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_the_first_rank_that_has_something_to_say_says_it(
 def test_of_several_scripts_ranks_the_cause_comes_before_its_consequences(
     tmp_path: Path, failures: list[dict[str, Any]], facts: dict[str, Any], word: str, rank: int
 ) -> None:
-    outcome = end(tmp_path, own=False, status=1, failures=failures, **facts)
+    outcome = end(tmp_path, builtin=False, status=1, failures=failures, **facts)
     assert (outcome.word, outcome.rank) == (word, rank)
 
 
@@ -395,14 +395,14 @@ def test_a_word_that_nobody_knows_is_a_failure(tmp_path: Path, word: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "own", "word"),
+    ("number", "builtin", "word"),
     [("28", True, "unhealthy"), ("122", True, "unhealthy"), ("5", True, "unhealthy"), ("30", True, "unhealthy"),
      ("2", True, "failed"), ("12", True, "failed"), ("28", False, "failed")],
 )  # fmt: skip
-def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, number: str, own: bool, word: str) -> None:
+def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, number: str, builtin: bool, word: str) -> None:
     """A script may write where it likes: a full disk is then its own affair."""
     last = {0: [f"OSError: [Errno {number}] it failed"]}
-    assert end(tmp_path, own=own, status=1, failures=[failure(0, 1)], last=last).word == word
+    assert end(tmp_path, builtin=builtin, status=1, failures=[failure(0, 1)], last=last).word == word
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_the_time_and_place_of_the_first_cause_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_script_said_last_is_evidence(tmp_path: Path, last: list[str], says: str) -> None:
-    assert end(tmp_path, own=False, status=1, failures=[failure(1, 3)], last={1: last}).evidence == says
+    assert end(tmp_path, builtin=False, status=1, failures=[failure(1, 3)], last={1: last}).evidence == says
 
 
 # As torch's data loader ends where /dev/shm is full.
@@ -483,9 +483,9 @@ def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path
         '[rank1]:   File "/home/me/data.py", line 4, in batch',
         "ValueError: bad",
     ]
-    assert end(tmp_path, own=False, status=1, failures=[failure(1, 1)], last={1: said}).where == "data.py:4 in batch"
+    assert end(tmp_path, builtin=False, status=1, failures=[failure(1, 1)], last={1: said}).where == "data.py:4 in batch"
     (tmp_path / "outcome").rmdir()
-    assert end(tmp_path, own=False, status=1, failures=[failure(1, 1)], last={1: ["no traceback"]}).where is None
+    assert end(tmp_path, builtin=False, status=1, failures=[failure(1, 1)], last={1: ["no traceback"]}).where is None
 
 
 def stderr(text: str, *, uncaught: bool = False) -> list[str]:
@@ -507,7 +507,7 @@ def stderr(text: str, *, uncaught: bool = False) -> list[str]:
     return [*(f"[rank1]: {line}" for line in (*traceback, *said)), left]
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("builtin", [True, False])
 @pytest.mark.parametrize(
     ("name", "last", "word", "advice"),
     [
@@ -525,21 +525,21 @@ def stderr(text: str, *, uncaught: bool = False) -> list[str]:
     ],
 )
 def test_what_nccl_said_last_decides_for_a_users_script_too(
-    tmp_path: Path, own: bool, name: str, last: str, word: str, advice: str
+    tmp_path: Path, builtin: bool, name: str, last: str, word: str, advice: str
 ) -> None:
     said = {1: stderr(nccl_error(name, last))}
-    outcome = end(tmp_path, own=own, status=1, failures=[failure(1, 1)], last=said)
+    outcome = end(tmp_path, builtin=builtin, status=1, failures=[failure(1, 1)], last=said)
     assert (outcome.word, outcome.where) == (word, "train.py:7 in main")
     assert outcome.evidence == f"exit code 1: torch.distributed.DistBackendError: {name}: Last error: {last}"
     assert advice in helps(outcome)
-    assert outcome.own
+    assert outcome.independent
 
 
 STALLED = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600068 milliseconds"
 
 
 @pytest.mark.parametrize(
-    ("own", "word", "text"),
+    ("builtin", "word", "text"),
     [
         (True, "peer", nccl_error("ncclRemoteError", CLOSED)),
         (False, "peer", nccl_error("ncclRemoteError", CLOSED)),
@@ -547,11 +547,11 @@ STALLED = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNu
         (False, "peer", STALLED),
     ],
 )
-def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, own: bool, word: str, text: str) -> None:
+def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, builtin: bool, word: str, text: str) -> None:
     """It comes seconds before the silence of a node is told."""
     said = {1: stderr(text, uncaught=True)}
-    survivor = end(tmp_path, own=own, status=1, failures=[failure(1, ABORTED)], last=said)
-    assert (survivor.word, survivor.own) == (word, False)
+    survivor = end(tmp_path, builtin=builtin, status=1, failures=[failure(1, ABORTED)], last=said)
+    assert (survivor.word, survivor.independent) == (word, False)
     assert survivor.evidence.startswith("SIGABRT: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog")
     verdict = judge([survivor, Outcome(1, "n1", "lost", NOW + 9, cause=Cause(text="no heartbeat for 30 s"))])
     assert (verdict.word, verdict.code(0)) == ("lost", 76)
@@ -576,8 +576,8 @@ def test_where_every_failure_is_a_remote_error_it_is_76_whichever_rank_is_read_f
     failed = [failure(first, 1, 5.0)]
     failed += [failure(1 - first, 1, 4.0 + 2 * first)] if other in (*REMOTE, "a lost connection") else []
     left = {1 - first: 4.5} if other == "left" else {}
-    outcome = end(tmp_path, own=False, status=1, failures=failed, last=said, left=left)
-    assert (outcome.word, outcome.own) == ("peer", False)
+    outcome = end(tmp_path, builtin=False, status=1, failures=failed, last=said, left=left)
+    assert (outcome.word, outcome.independent) == ("peer", False)
     assert judge([outcome]).code(0) == 76
 
 
@@ -589,10 +589,10 @@ def test_the_same_goes_for_nodes(times: tuple[float, float]) -> None:
     assert (verdict.word, verdict.code(0), verdict.first.node_rank) == ("peer", 76, 1)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: Path, own: bool) -> None:
-    outcome = end(tmp_path, own=own, status=1, failures=[failure(0, 1)], last={0: WAITED})
-    assert (outcome.word, outcome.own, outcome.rank) == ("peer", False, 0)
+@pytest.mark.parametrize("builtin", [True, False])
+def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: Path, builtin: bool) -> None:
+    outcome = end(tmp_path, builtin=builtin, status=1, failures=[failure(0, 1)], last={0: WAITED})
+    assert (outcome.word, outcome.independent, outcome.rank) == ("peer", False, 0)
     assert judge([outcome]).code(0) == 76
 
 
@@ -631,12 +631,12 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
 def test_where_all_that_failed_lost_somebody_it_is_told_what_the_others_did(
     tmp_path: Path, facts: dict[str, Any], meanwhile: str
 ) -> None:
-    given = {"own": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO}, **facts}
+    given = {"builtin": False, "status": 1, "failures": [failure(0, 1)], "last": {0: ECHO}, **facts}
     assert end(tmp_path, **given).meanwhile == meanwhile[:250]
 
 
 def test_a_node_that_is_ended_because_of_another_says_where_its_ranks_stood(tmp_path: Path) -> None:
-    outcome = end(tmp_path, own=False, status=-9, lost="node 1", left={0: NOW - 3}, printed={1: ["epoch 3"]})
+    outcome = end(tmp_path, builtin=False, status=-9, lost="node 1", left={0: NOW - 3}, printed={1: ["epoch 3"]})
     assert (
         outcome.meanwhile
         == "rank 0 had ended with exit code 0, 3.0 s earlier; rank 1 had not ended, its last line was: epoch 3"
@@ -676,7 +676,7 @@ def test_what_torchs_record_wrote_counts_before_what_is_left_of_stderr(
 def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path) -> None:
     text = "CUDA error: uncorrectable NVLink error detected during the execution\nSearch for `cudaErrorNvlinkUncorrectable'"
     outcome = end(tmp_path, status=1, failures=[failure(1, ABORTED)], last={1: stderr(text, uncaught=True)})
-    assert (outcome.word, outcome.own) == ("unhealthy", True)
+    assert (outcome.word, outcome.independent) == ("unhealthy", True)
 
 
 @pytest.mark.parametrize(
@@ -684,9 +684,9 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
     [
         ({"failures": [failure(0, KILLED)], "ooms": 1}, "more memory"),
         ({"killed": True, **STOP}, "--grace-seconds"),
-        ({"own": False, "failures": [failure(0, 1)], "last": {0: [BUS]}, "runtime": "docker"}, "--shm-size 1g"),
+        ({"builtin": False, "failures": [failure(0, 1)], "last": {0: [BUS]}, "runtime": "docker"}, "--shm-size 1g"),
         ({"failures": [failure(0, 3)], "run": Path("/a run"), "store_port": 29501}, "`slipway logs '/a run' --rank 0`"),
-        ({"own": False, "failures": [failure(0, 1)], "last": {0: BAD}}, "correct that line"),
+        ({"builtin": False, "failures": [failure(0, 1)], "last": {0: BAD}}, "correct that line"),
         ({"hang": "hang: x", "behind": 3, "run": Path("/r")}, "`slipway logs /r --rank 3`"),
         ({"hang": "hang: x"}, "`slipway logs --rank 0`"),
         (
@@ -734,7 +734,7 @@ def test_out_of_memory_kills_are_counted(tmp_path: Path, files: dict[str, str], 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "failed"), ("cuda", "unhealthy")])
 def test_a_script_that_wants_a_gpu_where_there_is_none_is_its_own_fault(tmp_path: Path, device: str, word: str) -> None:
     said = {1: ["RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"]}
-    assert end(tmp_path, own=False, device=device, status=1, failures=[failure(1, 1)], last=said).word == word
+    assert end(tmp_path, builtin=False, device=device, status=1, failures=[failure(1, 1)], last=said).word == word
 
 
 LOGGED = [
@@ -759,7 +759,7 @@ LOGGED = [
 def test_an_exception_that_was_handled_is_neither_the_reason_nor_the_place(
     tmp_path: Path, exitcode: int, more: list[str], evidence: str
 ) -> None:
-    outcome = end(tmp_path, own=False, status=1, failures=[failure(1, exitcode)], last={1: [*LOGGED, *more]})
+    outcome = end(tmp_path, builtin=False, status=1, failures=[failure(1, exitcode)], last={1: [*LOGGED, *more]})
     assert (outcome.evidence, outcome.where) == (evidence, None)
 
 
@@ -774,7 +774,7 @@ def test_a_script_that_sets_a_port_of_its_own_is_told_where_the_store_is(
 ) -> None:
     outcome = end(
         tmp_path,
-        own=False,
+        builtin=False,
         status=1,
         failures=[failure(1, 1)],
         last={1: stderr(NO_STORE.format(port))},

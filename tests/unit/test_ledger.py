@@ -45,7 +45,7 @@ SPENT = {
 OURS = Seen(
     100.0, 200.0, spoke=190.0, spent=SPENT, first=0, reached=60
 )  # its first word came after 4 s, its last 10 s before
-SCRIPT = Seen(100.0, 200.0, own=False, started=106.0)
+SCRIPT = Seen(100.0, 200.0, builtin=False, started=106.0)
 BEFORE = Seen(100.0, 200.0)
 
 
@@ -75,17 +75,17 @@ AGAIN = {"restarting": 19.0, "evaluating": 8.0, "saving": 2.0, "ending": 11.0}
         (with_steps(20, 20, 30), True, True, {**AGAIN, "training": 60.0}),  # no step was done
         (SCRIPT, True, False, {"starting": 6.0, "running": 94.0}),
         (SCRIPT, False, True, {"restarting": 6.0, "running": 94.0}),
-        (Seen(0.0, 100.0, own=False, started=6.0), True, False, {"starting": 6.0, "running": 94.0}),
-        (Seen(100.0, 200.0, own=False, started=90.0), True, False, {"running": 100.0}),  # a clock that was set back
+        (Seen(0.0, 100.0, builtin=False, started=6.0), True, False, {"starting": 6.0, "running": 94.0}),
+        (Seen(100.0, 200.0, builtin=False, started=90.0), True, False, {"running": 100.0}),  # a clock that was set back
         (
-            Seen(100.0, 200.0, own=False, started=106.0, noticed=180.0), False, False,
+            Seen(100.0, 200.0, builtin=False, started=106.0, noticed=180.0), False, False,
             {"starting": 6.0, "running": 74.0, "noticing": 20.0},
         ),
         (
-            Seen(100.0, 200.0, own=False, started=106.0, noticed=180.0), True, False,
+            Seen(100.0, 200.0, builtin=False, started=106.0, noticed=180.0), True, False,
             {"starting": 6.0, "running": 74.0, "ending": 20.0},
         ),
-        (Seen(100.0, 200.0, own=False, noticed=180.0), False, False, {"starting": 80.0, "noticing": 20.0}),
+        (Seen(100.0, 200.0, builtin=False, noticed=180.0), False, False, {"starting": 80.0, "noticing": 20.0}),
         (Seen(100.0, 200.0, started=110.0, noticed=180.0), False, False, {"starting": 80.0, "noticing": 20.0}),
         (BEFORE, False, True, {"restarting": 100.0}),
         (Seen(100.0, 100.0), False, True, {}),

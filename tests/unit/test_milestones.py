@@ -56,7 +56,7 @@ def test_a_script_ran_until_it_stood_still_or_its_end_was_noticed() -> None:
 
 def test_the_first_rank_of_a_node_speaks_for_all_of_a_workload_of_ours() -> None:
     milestones = Milestones(100.0, 7)
-    assert milestones.seen(101.0, own=True).spoke is None
+    assert milestones.seen(101.0, builtin=True).spoke is None
     beats = {
         rank: Beat(
             rank, Phase.TRAIN, 9, monotonic=float(rank), first=5, spent={Phase.TRAIN: 3.0}, again=1.0, waited={9: 2.0}
@@ -65,10 +65,10 @@ def test_the_first_rank_of_a_node_speaks_for_all_of_a_workload_of_ours() -> None
     }
     milestones.take(beats, 110.0)
     milestones.take({}, 111.0)  # its file is just being replaced
-    seen = milestones.seen(120.0, own=True)
+    seen = milestones.seen(120.0, builtin=True)
     assert (seen.begun, seen.ended, seen.spoke, seen.spent) == (100.0, 120.0, 8.0, {Phase.TRAIN: 3.0})
     assert (seen.first, seen.reached, seen.before, seen.again, seen.waited) == (5, 9, 7, 1.0, {9: 2.0})
-    assert milestones.seen(120.0, own=False).spoke is None
+    assert milestones.seen(120.0, builtin=False).spoke is None
 
 
 @pytest.mark.parametrize(

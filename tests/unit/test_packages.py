@@ -34,7 +34,7 @@ def test_a_pytorch_that_is_new_enough_or_does_not_say_will_do(version: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("version", "modules", "own", "says"),
+    ("version", "modules", "builtin", "says"),
     [
         ("2.8.0+cu126", ALL, True, ["PyTorch 2.8.0+cu126", "2.9 or newer", "-m pip install --upgrade 'torch>=2.9'"]),
         ("1.13.1", ["torch"], False, ["PyTorch 1.13.1", "2.9 or newer"]),
@@ -44,10 +44,10 @@ def test_a_pytorch_that_is_new_enough_or_does_not_say_will_do(version: str, tmp_
     ],
 )
 def test_what_is_missing_is_told_with_what_to_type(
-    version: str, modules: list[str], own: bool, says: list[str], tmp_path: Path
+    version: str, modules: list[str], builtin: bool, says: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(LaunchError) as told:
-        require_packages("gpt", own, installed(tmp_path, version, modules).get)
+        require_packages("gpt", builtin, installed(tmp_path, version, modules).get)
     assert told.value.code == 78
     assert [words for words in [*says, sys.executable] if words not in str(told.value)] == []
 

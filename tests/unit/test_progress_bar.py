@@ -198,7 +198,7 @@ MARKED = """
 import sys
 from pathlib import Path
 from worker_output import Output
-output = Output((0,), 0, False, Path(sys.argv[1]), own=True)
+output = Output((0,), 0, False, Path(sys.argv[1]), builtin=True)
 output.write(b"\\r 10%", stream=1)
 output.write(b"\\x1fstep 1  loss 2\\nstep 2  loss 1 and more than fits\\n")
 output.write(b"\\r 20%", stream=1)

@@ -24,7 +24,8 @@ from slipway.launch.resolve.topology import resolve_topology
 from slipway.launch.run_directory.directory import newest_run
 from slipway.launch.run_directory.run import AlreadyFinishedError, Run, choose_run, prepare_run, write_plan
 from slipway.protocol.errors import CONFIGURATION, UNHEALTHY, LaunchError
-from slipway.protocol.files import newest_step, read_json, write_json
+from slipway.protocol.files import read_json, write_json
+from slipway.protocol.snapshots import newest_step
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
 
@@ -182,7 +183,7 @@ def test_a_task_that_comes_late_takes_the_attempt_that_rank_0_wrote_down(tmp_pat
         plan, _ = ask(environ=first | restarted)
         prepare_run(begun, plan, "0", NOW)
         assert choose(environ=TWO_TASKS_PER_NODE | restarted).attempt == attempt
-        assert not restarted or begun.own
+        assert not restarted or begun.of_this_job
     another = choose(environ=TWO_TASKS_PER_NODE | {"SLURM_STEP_ID": "1"}, run_dir=str(begun.path), resume="auto")
     assert another.attempt == 3, "a second step that goes on with the run"
 
@@ -268,7 +269,7 @@ def test_a_container_that_is_started_again_continues_its_own_run(
     name, resumes, attempt = expected
     resumes = str(Path(resumes).absolute()) if "/" in resumes else resumes
     assert (run.path.name, run.resume, run.attempt) == (name, resumes, attempt)
-    assert run.own == (name == "linear-a")
+    assert run.of_this_job == (name == "linear-a")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_that_a_container_continues_its_own_run_is_said(
     job = Job(plan, given, make_devices(), environ, None, make_host())
     lines: list[str] = []
     monkeypatch.setattr("slipway.launch.node.say", lines.append)
-    name_own_run(job, Run(Path("runs/linear-a"), "auto", 2, own=own))
+    name_own_run(job, Run(Path("runs/linear-a"), "auto", 2, of_this_job=own))
     assert said in lines[0] if said else not lines
 
 

@@ -23,8 +23,9 @@ from store_contract import CONTRACT
 from slipway.launch.run_directory.bookkeeping import write_ledger
 from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.verdict.ledger import Ledger
-from slipway.protocol.files import MANIFEST, RUN_FILE, SUSPECT, newest_step
+from slipway.protocol.files import RUN_FILE
 from slipway.protocol.proxies import proxy_variable
+from slipway.protocol.snapshots import MANIFEST, SUSPECT, newest_step
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog

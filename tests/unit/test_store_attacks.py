@@ -15,7 +15,8 @@ from fake_store import FakeStore, make_snapshot
 from google_stand_in import BUCKET, Google, serve_google
 from stand_ins import Slipway
 
-from slipway.protocol.files import LARGEST, MANIFEST, METRICS_FILE, OPTIONS_FILE, RUN_FILE
+from slipway.protocol.files import LARGEST, METRICS_FILE, OPTIONS_FILE, RUN_FILE
+from slipway.protocol.snapshots import MANIFEST
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.claims import claim, highest_claim, read_claim

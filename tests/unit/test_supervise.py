@@ -108,15 +108,15 @@ def script(tmp_path: Path) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("started", "own", "told"), [(False, False, True), (True, False, False), (False, True, True), (True, True, True)]
+    ("started", "builtin", "told"), [(False, False, True), (True, False, False), (False, True, True), (True, True, True)]
 )
 def test_a_worker_that_shows_no_sign_of_life_for_long_is_importing_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan, started: bool, own: bool, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan, started: bool, builtin: bool, told: bool
 ) -> None:
     monkeypatch.setattr(supervise, "LONG_IMPORT", 0.0)
     worker, lines = Worker("", tmp_path, ("sleep", "0.3")), list[str]()
     worker.started = started
-    supervise_worker(tmp_path, worker, script._replace(workload=script.workload._replace(own=own)), said=lines)
+    supervise_worker(tmp_path, worker, script._replace(workload=script.workload._replace(builtin=builtin)), said=lines)
     assert [line.partition(",")[0] for line in lines if "torch" in line] == ["importing torch"] * told
 
 

@@ -30,7 +30,8 @@ from slipway.check.selftest_trial import (
 )
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
-from slipway.protocol.files import ALLREDUCE_FILE, LOGS, NODE, SNAPSHOTS, snapshot_name
+from slipway.protocol.files import ALLREDUCE_FILE, LOGS, NODE, SNAPSHOTS
+from slipway.protocol.snapshots import snapshot_name
 
 KERNELS = "slipway.train.measure.kernels"
 LEARNING = "gpt --preset tiny --steps 50 --warmup 10 --log-every 25 --eval-samples 16 --sample-tokens 0".split()  # noqa: SIM905

@@ -95,7 +95,7 @@ def read_program(words: Sequence[str], sources: Sources) -> Program:
     except LaunchError as error:
         set_to = "" if words else f"{sources.claim('WORKLOAD').about('WORKLOAD')}: "
         raise LaunchError(f"{set_to}{error}", error.code) from None
-    options = check_arguments(workload.name, arguments) if workload.own else None
+    options = check_arguments(workload.name, arguments) if workload.builtin else None
     if options and options.values().get("launcher") == "spawn":
         workload = spawned(workload)
     return Program(workload, arguments, options, shlex.join(named[: len(named) - len(arguments)]))
@@ -118,9 +118,9 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
         require_all_sizes(topology, stages, given, accumulate)
         require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
     notes = [*sources.file_lines, *(f"warning: {slip}" for slip in sources.slips)]
-    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.own)]
+    notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.builtin)]
     notes += filter(None, [other_image(host, claim.value if (claim := sources.variable("IMAGE")) else "")])
-    notes += [] if workload.own else misplaced(program.arguments, program.typed)
+    notes += [] if workload.builtin else misplaced(program.arguments, program.typed)
     return topology._replace(notes=tuple(notes))
 
 

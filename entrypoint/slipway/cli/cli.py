@@ -127,7 +127,7 @@ def run(words: tuple[str, ...], **options: Any) -> None:
     """Train a workload or script: detect this node's rank, start torchrun, and handle shutdown and restarts."""
     job = read_job(words, options)
     wanted = job.options.packages() if job.options else {}
-    require_packages(job.plan.workload.name, job.plan.workload.own, wanted=wanted)
+    require_packages(job.plan.workload.name, job.plan.workload.builtin, wanted=wanted)
     if job.sources.parsed("SLIPWAY_CHECK"):
         from slipway.cli.check import check_first
 

@@ -123,7 +123,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
     """
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
-        if job.plan.workload.own:
+        if job.plan.workload.builtin:
             show_losses(run)
         say(f"results are in {short_path(run.path)}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
@@ -140,7 +140,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     error = sys.stderr.fileno()
     # Lines of a log are searched and copied, so they are not folded there.
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
-    if stopped and not job.plan.workload.own and step is not None and not fleeting:
+    if stopped and not job.plan.workload.builtin and step is not None and not fleeting:
         unless = "unless this job requeues itself, " if here.form.requeues else ""
         say(
             f"to resume, {unless}type the same command with --run-dir {shlex.quote(short_path(run.path))} --resume auto"

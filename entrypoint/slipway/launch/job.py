@@ -131,7 +131,7 @@ class Attempts:
         self._memory = stack.enter_context(closing(SnapshotMemory(job)))
         self._own = OwnProcesses()
         self._standby = stack.enter_context(WarmStandby(self._own, wanted=job.warm))
-        own_script = job.warm and not job.plan.workload.own
+        own_script = job.warm and not job.plan.workload.builtin
         self._script = stack.enter_context(WarmStandby(self._own, wanted=True)) if own_script else None
         self._shown: tuple[tuple[int, str], ...] | None = None  # the spare nodes that were written down
 

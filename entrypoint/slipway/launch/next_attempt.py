@@ -14,8 +14,9 @@ from slipway.launch.verdict.block import block, locate
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import PAUSES, STUCK, Ending, Try, count_failures, decide
 from slipway.launch.verdict.verdict import Outcome, Verdict, judge
-from slipway.protocol.files import WAITING_FILE, newest_version, write_json
+from slipway.protocol.files import WAITING_FILE, write_json
 from slipway.protocol.outcomes import Word
+from slipway.protocol.snapshots import newest_version
 
 
 def decide_next(

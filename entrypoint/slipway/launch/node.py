@@ -112,7 +112,7 @@ def name_own_run(job: Job, run: Run) -> None:
     """Say that a container which was started again continues its own run: nobody asked for that."""
     topology = job.plan.topology
     if (
-        run.own
+        run.of_this_job
         and topology.container
         and not topology.may_have_begun
         and job.sources.claim("SLIPWAY_RESUME").value != "auto"

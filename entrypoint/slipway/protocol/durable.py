@@ -7,10 +7,18 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 PIECE = 2**24  # bytes
 # The answers of SMB, of Windows's drives under WSL and of some FUSE file systems to an fsync of a folder.
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES, errno.EPERM})
+
+
+class FileFacts(NamedTuple):
+    """By which a file is known: its bytes, and their hash."""
+
+    size: int
+    sha256: str
 
 
 @contextmanager
@@ -116,8 +124,8 @@ def sync_folder(folder: Path) -> bool:
 
 def write_file(
     path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
-) -> dict[str, int | str]:
-    """Write and fsync a new file. Returns size and sha256 of what was meant to be written, not of what is read back.
+) -> FileFacts:
+    """Write and fsync a new file. Returns the facts of what was meant to be written, not of what is read back.
 
     `note` is called with the size of each piece that is written.
     """
@@ -136,7 +144,7 @@ def write_file(
         os.fsync(file.fileno())
         # A reader must see what is on disk, and training data make better use of the page cache.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return {"size": size, "sha256": digest.hexdigest()}
+    return FileFacts(size, digest.hexdigest())
 
 
 def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:

@@ -1,6 +1,7 @@
 """The run directory as launcher and workers both know it: names of files and folders, and how JSON in it is read and written.
 
-`runs/NAME/` holds what is the job's: the files named here, and `snapshots/`. `node-RANK/` in it holds what is one node's.
+`runs/NAME/` holds what is the job's: the files named here, and `snapshots/` (snapshots.py). `node-RANK/` in it holds what is one
+node's.
 """
 
 import errno
@@ -24,14 +25,8 @@ OPTIONS_FILE, METRICS_FILE = "options.json", "metrics.jsonl"  # the workload's o
 ALLREDUCE_FILE, COMPARISON_FILE, CHECK_FILE = "allreduce.json", "comparison.json", "check.json"
 REPLICAS_FILE = "replicas.json"  # when the replicas of a model were found to differ
 SNAPSHOTS, CHARTS, TRACES = "snapshots", "tensorboard", "traces"  # folders
-PART = "part-"  # folders below SNAPSHOTS, where parameters are spread over ranks (train/snapshots/parts.py)
 # In each trace's folder: its steps and the ranks' clocks; the ranks' files in one.
 CLOCKS_FILE, MERGED_FILE = "clocks.json", "trace.json.gz"
-MANIFEST = "manifest.json"  # in each snapshot's folder
-SUSPECT = "suspect-"  # before the name of a snapshot that was set aside, since it may contain wrong numbers
-WITHDRAWN = "withdrawn"  # in the folder of such a snapshot: the store has no copy of it that counts
-SUSPECTED_FILE = "suspected.json"  # in SNAPSHOTS: what a node that was away then has to set aside
-CLEAN = "clean"  # in the folder of one that was kept then: until its step all ranks had computed the same
 STOP_FILE = "stop"  # for the launchers of all nodes; in a node's folder, of the same form, the flag for its workers
 # In a node's folder:
 PLAN_FILE = "plan.json"  # what its launcher decided
@@ -49,7 +44,7 @@ HONOURS_STOP = "honours-stop"  # its workers look at the flag
 LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt
 
-NODE, RANK, STEP = "node-", "rank-", "step-"  # what stands before the number in a name
+NODE, RANK = "node-", "rank-"  # what stands before the number in a name
 # More than any job has: what a damaged or forged file says beyond is nobody's.
 ATTEMPTS, NODES, RANKS, STEPS = 1_000_000, 65_536, 2**26, 10**15
 SECONDS = 1e11
@@ -102,7 +97,7 @@ def rank_trace(rank: int) -> str:
 
 
 def number_in(name: str, before: str) -> int | None:
-    """The number in a name, behind NODE, RANK or STEP; None where the name is another one."""
+    """The number in a name, behind what stands before it; None where the name is another one."""
     digits = name.removeprefix(before)
     return whole_number(digits) if digits != name else None
 
@@ -112,77 +107,10 @@ def whole_number(digits: str) -> int | None:
     return int(digits) if re.fullmatch("[0-9]{1,15}", digits) else None
 
 
-def snapshot_name(step: int) -> str:
-    """The name of a snapshot's folder, which sorts by step."""
-    return f"{STEP}{step:08d}"
-
-
-def snapshot_step(path: Path) -> int:
-    """The step in a snapshot's name. ValueError where it is none."""
-    step = number_in(path.name, STEP)
-    if step is None:
-        raise ValueError(f"{path} is no snapshot")
-    return step
-
-
-def list_snapshots(folder: Path) -> list[Path]:
-    """Snapshots in `folder`, newest first by step (clocks and file times do not matter)."""
-    found = [path for path in folder.glob(f"{STEP}*") if number_in(path.name, STEP) is not None]
-    return sorted(found, key=snapshot_step, reverse=True)
-
-
-def list_suspects(folder: Path) -> list[Path]:
-    """Snapshots in `folder` that were set aside."""
-    before = f"{SUSPECT}{STEP}"
-    return [path for path in folder.glob(f"{before}*") if number_in(path.name, before) is not None]
-
-
-def part_name(part: int) -> str:
-    """The name of the folder with the snapshots of a part."""
-    return f"{PART}{part:05d}"
-
-
-def newest_step(run: Path) -> int | None:
-    """The step of the newest snapshot in a run directory, None without one. A node may hold only some parts of it."""
-    try:
-        parts = (run / SNAPSHOTS, *(run / SNAPSHOTS).glob(f"{PART}*"))
-        found = next(filter(None, map(list_snapshots, parts)), None)
-    except OSError:  # a disk that is away for a while
-        return None
-    return snapshot_step(found[0]) if found else None
-
-
 def attempt_in(record: Mapping[str, Any]) -> int:
     """The number of the newest attempt that the content of run.json tells of; 0 where it makes no sense."""
     number = record.get("attempt")
     return number if type(number) is int and 0 < number <= ATTEMPTS else 0
-
-
-def snapshot_attempt(path: Path) -> int:
-    """The number of the attempt that wrote a snapshot; 0 where its manifest does not say."""
-    return attempt_in(read_json(path / MANIFEST))
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """Snapshots in `folder` in the order in which to go on from them: by the attempt that wrote them, then by step.
-
-    A launcher that was frozen may wake in the middle of a save after another went on with the run, from an earlier step
-    perhaps: what it finishes then is of an earlier attempt. Where the manifest does not tell, the step alone counts.
-    """
-    found = list_snapshots(folder)
-    attempts = {path: snapshot_attempt(path) for path in found}
-    newest = max(attempts.values(), default=0)
-    return sorted(found, key=lambda path: (attempts[path] or newest, snapshot_step(path)), reverse=True)
-
-
-def newest_version(run: Path) -> tuple[int, int]:
-    """Attempt and step of the snapshot on this disk from which workers resume, if it is whole; -1 twice without one."""
-    try:
-        parts = (run / SNAPSHOTS, *(run / SNAPSHOTS).glob(f"{PART}*"))
-        found = next(filter(None, map(newest_first, parts)), None)
-    except OSError:
-        return -1, -1
-    return (snapshot_attempt(found[0]), snapshot_step(found[0])) if found else (-1, -1)
 
 
 def newest_attempt(run: Path) -> int:

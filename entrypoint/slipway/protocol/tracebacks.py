@@ -77,7 +77,7 @@ class _Frame:
     function: str | None
 
     @property
-    def own(self) -> bool:
+    def users(self) -> bool:
         return not self.file.startswith(("<", PACKAGE)) and not _LIBRARY.search(self.file)
 
     def __str__(self) -> str:
@@ -273,6 +273,6 @@ def _place(frames: Sequence[_Frame]) -> str | None:
     """The last frame of the user's own code, else of ours, and the innermost one where that is another."""
     if not frames:
         return None
-    own = [frame for frame in frames if frame.own] or [frame for frame in frames if frame.file.startswith(PACKAGE)]
+    own = [frame for frame in frames if frame.users] or [frame for frame in frames if frame.file.startswith(PACKAGE)]
     last = own[-1] if own else frames[-1]
     return f"{last}" if last is frames[-1] else f"{last}; raised in {frames[-1]}"

@@ -61,7 +61,7 @@ def read_words(words: Sequence[str], sources: Sources, *, here: bool = True) -> 
         words = shlex.split(sources.value("WORKLOAD"))
     if words and (here or not (words[0] == "--no-python" or words[0].endswith(".py"))):
         workload, arguments = find_workload(words)
-        if workload.own:
+        if workload.builtin:
             check_arguments(workload.name, arguments)
     return tuple(words)
 

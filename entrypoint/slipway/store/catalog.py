@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from slipway.protocol.files import MANIFEST, attempt_in, parse_json
-from slipway.store.layout import PIECE, Location, odd_name, parse_snapshot
+from slipway.protocol.files import parse_json
+from slipway.protocol.snapshots import MANIFEST, STATE, ManifestError, Version, parse_manifest
+from slipway.store.layout import PIECE, Location, parse_snapshot
 from slipway.store.objects import MissingObjectError, ObjectStore
-
-STATE = "state.json"
-Version = tuple[int, int]  # attempt and step: a later attempt continued the run, from an earlier step perhaps
 
 
 class StoredFile(NamedTuple):
@@ -97,20 +95,17 @@ class Catalog:
         if (text := self.manifest(place)) is None:
             return None
         try:
-            manifest = parse_json(text)
-            sizes = {str(name): (int(file["size"]), str(file["sha256"])) for name, file in manifest["files"].items()}
-            attempt, step = attempt_in(manifest) or place.attempt, manifest["step"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-        if (odd := odd_name(sizes)) is not None:
-            self._store.odd.add(
-                f"{self.name(place, MANIFEST)} is skipped: it names {odd!r}, which is not a file of a snapshot"
-            )
+            manifest = parse_manifest(text)
+        except ManifestError as error:
+            self._store.odd.add(f"{self.name(place, MANIFEST)} is skipped: it {error}")
             return None
         there = self.objects[place]
-        files = {name: StoredFile(*facts, self._find(place, name, facts[0], there)) for name, facts in sizes.items()}
-        whole = step == place.step and STATE in files and all(file.objects for file in files.values())
-        return StoredSnapshot(place, attempt, text, files) if whole else None
+        files = {
+            name: StoredFile(*facts, self._find(place, name, facts.size, there))
+            for name, facts in manifest.files.items()
+        }
+        whole = manifest.step == place.step and STATE in files and all(file.objects for file in files.values())
+        return StoredSnapshot(place, manifest.attempt or place.attempt, text, files) if whole else None
 
     def taken(self, stored: StoredSnapshot) -> float:
         """When the upload of a snapshot began, in Unix seconds by the store's clock.

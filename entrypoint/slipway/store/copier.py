@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
+from slipway.protocol.snapshots import Version
 from slipway.store import open_store
 from slipway.store.address import parse_store
-from slipway.store.catalog import Catalog, Version
+from slipway.store.catalog import Catalog
 from slipway.store.claims import SupersededAttemptError, claim, creates_once, highest_claim, read_claim, require_newest
-from slipway.store.download import snapshots_folder
 from slipway.store.layout import RECORDS, Location, claim_name
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
 from slipway.store.records import RecordCopy, fetch_records
@@ -170,7 +170,7 @@ class Copier:
         for part in self._parts:
             for version, path in self._local(part):
                 with suppress(OSError):
-                    found += [version] if (part, files.read_run_bytes(path / files.MANIFEST)) in self._done else []
+                    found += [version] if (part, files.read_run_bytes(path / snapshots.MANIFEST)) in self._done else []
         return max(found)[1] if found else None
 
     def tell(self) -> None:
@@ -224,7 +224,7 @@ class Copier:
             for suspect in suspects:
                 withdraw(self.store, self.to.run, self.to.attempt, self.catalog, suspect)
                 self._done.discard((suspect.part, suspect.manifest))
-                files.touch_run_file(suspect.path / files.WITHDRAWN)
+                files.touch_run_file(suspect.path / snapshots.WITHDRAWN)
         except StoreRefusedError as error:
             return error
         self.catalog.refresh()
@@ -258,7 +258,7 @@ class Copier:
             return
         local = dict(self._local(newest[0].place.part))
         try:
-            taken = (local[newest[0].version] / files.MANIFEST).stat().st_mtime
+            taken = (local[newest[0].version] / snapshots.MANIFEST).stat().st_mtime
         except (KeyError, OSError):  # it is no longer on this disk, or never was
             taken = self.catalog.taken(newest[0])
         self.progress.step, self.progress.taken = newest[0].place.step, taken
@@ -266,15 +266,15 @@ class Copier:
     @property
     def _parts(self) -> list[int]:
         """The parts that this node copies: each is numbered by the first of its ranks, and copied by that one's node."""
-        return [rank for rank in self.to.ranks if rank == 0 or snapshots_folder(self.to.path, rank).is_dir()]
+        return [rank for rank in self.to.ranks if rank == 0 or snapshots.part_folder(self.to.path, rank).is_dir()]
 
     def _local(self, part: int) -> list[tuple[Version, Path]]:
         """The snapshots of a part on the disk."""
         try:
-            paths = files.list_snapshots(snapshots_folder(self.to.path, part))
+            paths = snapshots.list_snapshots(snapshots.part_folder(self.to.path, part))
         except OSError:  # a disk that is away for a while
             return []
-        return [((files.snapshot_attempt(path), files.snapshot_step(path)), path) for path in paths]
+        return [(snapshots.snapshot_version(path), path) for path in paths]
 
     def _next(self) -> tuple[Version, int, Path, bytes] | None:
         """What to copy: the newest snapshot, but a step of which another part is on its way comes first; None without any.
@@ -286,12 +286,16 @@ class Copier:
             waiting = []
             for version, path in self._local(part):
                 with suppress(OSError):
-                    waiting.append((version, part, path, files.read_run_bytes(path / files.MANIFEST)))
+                    waiting.append((version, part, path, files.read_run_bytes(path / snapshots.MANIFEST)))
             stored = max((each[0] for each in waiting if (part, each[3]) in self._done), default=(-1, -1))
             found += [each for each in waiting if each[0] > stored and (part, each[3]) not in self._bad]
         if not found:
             return None
-        several = len(self._parts) > 1 or self.to.ranks[0] != 0 or any(self.to.path.glob("snapshots/part-*"))
+        several = (
+            len(self._parts) > 1
+            or self.to.ranks[0] != 0
+            or any((self.to.path / files.SNAPSHOTS).glob(f"{snapshots.PART}*"))
+        )
         begun = self._begun() if several else set()
         return max(found, key=lambda each: (each[0][1] in begun, each[0], -each[1]))
 

@@ -9,8 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from slipway.protocol.durable import clear, hidden, make_folder, sync_folder, write_file
-from slipway.protocol.files import MANIFEST, SNAPSHOTS, held_folder, part_name, snapshot_name
+from slipway.protocol.durable import FileFacts, clear, hidden, make_folder, sync_folder, write_file
+from slipway.protocol.files import SNAPSHOTS, held_folder
+from slipway.protocol.snapshots import MANIFEST, part_folder, snapshot_name
 from slipway.store.catalog import StoredSnapshot
 from slipway.store.layout import PIECE
 from slipway.store.objects import ObjectStore
@@ -20,11 +21,6 @@ T = TypeVar("T")
 
 class CorruptError(Exception):
     """What came from the store is not what the manifest says; the message names the file."""
-
-
-def snapshots_folder(run: Path, part: int) -> Path:
-    """The folder of a run directory with the snapshots of a part."""
-    return run / SNAPSHOTS / part_name(part) if part else run / SNAPSHOTS
 
 
 def download(
@@ -40,7 +36,7 @@ def download(
     Its files get the time when the snapshot was `taken` (Unix seconds), by which readers know how old it is. `note` is called
     with the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was deleted meanwhile.
     """
-    folder = snapshots_folder(run, stored.place.part)
+    folder = part_folder(run, stored.place.part)
     make_folder(run / SNAPSHOTS)
     make_folder(folder)
     final = folder / snapshot_name(stored.place.step)
@@ -49,7 +45,7 @@ def download(
         temporary.mkdir()
         try:
             for name, file in stored.files.items():
-                _fetch_file(store, file.objects, temporary / name, (file.size, file.sha256), parallel, note)
+                _fetch_file(store, file.objects, temporary / name, FileFacts(file.size, file.sha256), parallel, note)
             write_file(temporary / MANIFEST, [stored.manifest])
             for name in (*stored.files, MANIFEST):
                 os.utime(temporary / name, (taken, taken))
@@ -68,12 +64,12 @@ def _fetch_file(
     store: ObjectStore,
     objects: Sequence[str],
     path: Path,
-    expected: tuple[int, str],
+    expected: FileFacts,
     parallel: int,
     note: Callable[[int], None],
 ) -> None:
     written = write_file(path, read_ahead(lambda name: store.read(name, PIECE), objects, parallel), note)
-    if (written["size"], written["sha256"]) != expected:
+    if written != expected:
         raise CorruptError(f"{objects[0]} is not what its manifest says")
 
 

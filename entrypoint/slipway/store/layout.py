@@ -11,10 +11,9 @@ A file of more than a piece is a folder of pieces, `model.safetensors/00000`, wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
 
 ATTEMPT = "attempt-"
 WRITABLE = "-/writable"  # of no run: who may create it may write
@@ -34,8 +33,8 @@ class Location(NamedTuple):
     @property
     def folder(self) -> str:
         """The prefix of its objects below that of the run."""
-        part = f"{files.part_name(self.part)}/" if self.part else ""
-        return f"{ATTEMPT}{self.attempt:08d}/{files.SNAPSHOTS}/{part}{files.snapshot_name(self.step)}/"
+        part = f"{snapshots.part_name(self.part)}/" if self.part else ""
+        return f"{ATTEMPT}{self.attempt:08d}/{files.SNAPSHOTS}/{part}{snapshots.snapshot_name(self.step)}/"
 
 
 def claim_name(run: str, attempt: int) -> str:
@@ -52,10 +51,3 @@ def parse_snapshot(name: str) -> tuple[Location, str] | None:
     """The snapshot that an object below a run belongs to, and the file; None where it belongs to none."""
     found = SNAPSHOT.fullmatch(name)
     return (Location(int(found[1]), int(found[3]), int(found[2] or 0)), found[4]) if found else None
-
-
-def odd_name(names: Iterable[str]) -> str | None:
-    """The first of the names in a manifest that no file beside it can have; None without one."""
-    return next(
-        (name for name in names if "/" in name or "\0" in name or name in ("", ".", "..", files.MANIFEST)), None
-    )

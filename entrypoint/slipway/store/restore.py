@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.protocol.durable import remove_tree
-from slipway.protocol.files import MANIFEST, list_snapshots, read_run_bytes, snapshot_attempt, snapshot_step
-from slipway.store.catalog import Catalog, StoredSnapshot, Version
-from slipway.store.download import CorruptError, download, snapshots_folder
+from slipway.protocol.files import read_run_bytes
+from slipway.protocol.snapshots import MANIFEST, Version, list_snapshots, part_folder, snapshot_version
+from slipway.store.catalog import Catalog, StoredSnapshot
+from slipway.store.download import CorruptError, download
 from slipway.store.objects import MissingObjectError, ObjectStore
 from slipway.store.suspects import find_suspects
 from slipway.store.upload import verify
@@ -31,9 +32,7 @@ def find_local(run: Path, part: int, at_least: Version) -> Version | None:
     """Attempt and step of the newest snapshot of a run directory, at least of this version, whose files are what its manifest
     says; None without one.
     """
-    found = [
-        ((snapshot_attempt(path), snapshot_step(path)), path) for path in list_snapshots(snapshots_folder(run, part))
-    ]
+    found = [(snapshot_version(path), path) for path in list_snapshots(part_folder(run, part))]
     newer = sorted((each for each in found if each[0] >= at_least), reverse=True)
     return next((version for version, path in newer if verify(path)), None)
 
@@ -41,7 +40,7 @@ def find_local(run: Path, part: int, at_least: Version) -> Version | None:
 def drop_outdated(path: Path, catalog: Catalog) -> None:
     """Delete the snapshots of a run in the cache that the store has no more: the job may have set them aside. Raises OSError."""
     there = {stored.manifest for stored in catalog.snapshots(0)}
-    for snapshot in list_snapshots(snapshots_folder(path, 0)):
+    for snapshot in list_snapshots(part_folder(path, 0)):
         try:
             kept = read_run_bytes(snapshot / MANIFEST) in there
         except OSError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slipway.protocol.files import MANIFEST
-from slipway.store.catalog import Catalog, Version
+from slipway.protocol.snapshots import MANIFEST, Version
+from slipway.store.catalog import Catalog
 from slipway.store.claims import require_newest
 from slipway.store.layout import Location, parse_snapshot
 from slipway.store.objects import ObjectStore

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.protocol.files import MANIFEST, WITHDRAWN, list_suspects, read_run_bytes
+from slipway.protocol.files import read_run_bytes
+from slipway.protocol.snapshots import MANIFEST, WITHDRAWN, list_suspects, part_folder
 from slipway.store.catalog import Catalog
-from slipway.store.download import snapshots_folder
 from slipway.store.objects import ObjectStore
 from slipway.store.retention import remove
 
@@ -24,7 +24,7 @@ class Suspect(NamedTuple):
 def find_suspects(run: Path, part: int) -> list[Suspect]:
     """The snapshots of a part that were set aside in a run directory, and of which the store may still have copies that count."""
     found = []
-    for path in list_suspects(snapshots_folder(run, part)):
+    for path in list_suspects(part_folder(run, part)):
         with suppress(OSError):  # it was deleted, or the disk is away for a while
             if not (path / WITHDRAWN).exists():
                 found.append(Suspect(path, part, read_run_bytes(path / MANIFEST)))

@@ -16,9 +16,10 @@ from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 
-from slipway.protocol.files import LARGEST, MANIFEST, open_run_file, parse_json
+from slipway.protocol.files import open_run_file, read_run_bytes
+from slipway.protocol.snapshots import MANIFEST, ManifestError, parse_manifest
 from slipway.store.claims import require_newest
-from slipway.store.layout import PIECE, Location, odd_name
+from slipway.store.layout import PIECE, Location
 from slipway.store.objects import ObjectStore, StoreError
 from slipway.store.retention import remove
 
@@ -115,15 +116,14 @@ def upload(
 def _open_all(folder: Path, stack: ExitStack) -> tuple[bytes, Mapping[str, tuple[BufferedReader, str]]]:
     """The manifest, and by name each file and its checksum. They are open from here on, so the snapshot may be deleted."""
     try:
-        with open_run_file(folder / MANIFEST) as file:
-            manifest = file.read(LARGEST)
-        named = {str(name): str(facts["sha256"]) for name, facts in parse_json(manifest)["files"].items()}
-        if (odd := odd_name(named)) is not None:
-            raise DamagedError(f"{folder / MANIFEST} names {odd!r}")
+        manifest = read_run_bytes(folder / MANIFEST)
+        files = parse_manifest(manifest).files
         return manifest, {
-            name: (stack.enter_context(open_run_file(folder / name)), sha256) for name, sha256 in sorted(named.items())
+            name: (stack.enter_context(open_run_file(folder / name)), facts.sha256) for name, facts in files.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ManifestError as error:
+        raise DamagedError(f"{folder / MANIFEST} {error}") from None
+    except OSError as error:
         raise VanishedError(str(error)) from None
 
 

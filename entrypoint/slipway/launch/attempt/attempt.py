@@ -68,8 +68,8 @@ def attempt(
     if run.is_gone(folder) and not outcome.good and (run.shared or job.single):  # else other nodes have copies
         cause = Cause(CauseKind.RUN_GONE, outcome.evidence, name=str(run.path))  # the next one would begin at step 0
         outcome = dataclasses.replace(outcome, word=Word.UNHEALTHY, time=time.time(), cause=cause)
-    seen, own = under_way.milestones, job.plan.workload.own
-    gained = seen.trained if own else seen.ran
+    seen, builtin = under_way.milestones, job.plan.workload.builtin
+    gained = seen.trained if builtin else seen.ran
     return Try(run.attempt, outcome, before, after, facts.moved, seen.reached, round(gained, 1), job.enough)
 
 

@@ -41,7 +41,7 @@ def warm_up(job: Job, standby: WarmStandby) -> None:
     workload = job.plan.workload
     with suppress(OSError):
         standby.prepare((*IGNORING, *AGENT), job.plan.environment(job.environ))
-    standby.load(workload.command[-1] if workload.own and workload.early else "")
+    standby.load(workload.command[-1] if workload.builtin and workload.early else "")
 
 
 class Child:

@@ -58,7 +58,7 @@ class Facts:
 
     node_rank: int
     host: str
-    own: bool
+    builtin: bool
     ranks: tuple[int, ...]
     stop: StopSeen = StopSeen()  # frozen
     hang: HangSeen | None = None
@@ -108,7 +108,7 @@ def choose_outcome(facts: Facts, node: NodeDirectory, now: float) -> Outcome:
         return outcome(Word.LOST, Cause(CauseKind.FROZEN, number=round(facts.still)), time=now - facts.still)
     bad = {rank: record for rank, record in files.items() if is_bad(record)}
     if (
-        facts.own and not bad and all(rank in files for rank in facts.ranks)
+        facts.builtin and not bad and all(rank in files for rank in facts.ranks)
     ):  # whatever happened to the processes afterwards
         return _as_asked(facts, files, outcome)
     if facts.stop.disk:
@@ -167,7 +167,7 @@ def _as_asked(facts: Facts, files: Mapping[int, Mapping[str, Any]], outcome: Mak
         if facts.stop.notice:
             return outcome(word, Cause(CauseKind.NOTICED, said, name=facts.stop.name))
         return outcome(word, Cause(text=said))
-    if facts.stop.word and not facts.own:
+    if facts.stop.word and not facts.builtin:
         return outcome(facts.stop.word, Cause(CauseKind.AFTER, name=facts.stop.name))
     messages = [str(files[rank]["message"]) for rank in sorted(files) if files[rank].get("message")]
     return outcome(Word.FINISHED, Cause(text=messages[0] if messages else ""))
@@ -185,7 +185,7 @@ def _too_late(facts: Facts, late: Sequence[int], outcome: MakeOutcome) -> Outcom
 def _first_failure(facts: Facts, bad: Mapping[int, Mapping[str, Any]], now: float, outcome: MakeOutcome) -> Outcome:
     reported = {failure["rank"]: failure for failure in facts.failures}
     causes = [_cause(facts, rank, bad.get(rank, {}), reported.get(rank, {}), now) for rank in sorted({*bad, *reported})]
-    if not facts.own and all(order[0] for order, _ in causes):
+    if not facts.builtin and all(order[0] for order, _ in causes):
         causes += _unreported_causes(facts, [rank for rank in facts.ranks if rank not in {*reported, *facts.left}], now)
     (echo, *_), first = min(causes, key=lambda cause: cause[0])
     if echo and not facts.stop.word:
@@ -226,12 +226,12 @@ def _cause(
         echo, remote = Sign.ECHO in cause.signs, Sign.REMOTE in cause.signs
         # A script that lost a peer failed: what it does about that, and whether it can go on, is its own affair. One that waited
         # for it until the time was over, or whose NCCL gave up, could do nothing.
-        word = cause_of(text) if facts.own or not echo or remote else Word.FAILED
+        word = cause_of(text) if facts.builtin or not echo or remote else Word.FAILED
         if facts.device == "cpu" and Sign.DEVICE in cause.signs:
             word = Word.FAILED  # the launcher reported at the start that there is none
-        if facts.own and {Sign.DISK_FULL, Sign.PROCESSES} & {*cause.signs}:
+        if facts.builtin and {Sign.DISK_FULL, Sign.PROCESSES} & {*cause.signs}:
             word = Word.UNHEALTHY  # the worker could not write down how it ended
-    if facts.own and facts.run and Sign.DENIED in cause.signs and f"'{facts.run}/" in text:
+    if facts.builtin and facts.run and Sign.DENIED in cause.signs and f"'{facts.run}/" in text:
         word = Word.CONFIGURATION  # as where that is found before the start
     if cause.kind == CauseKind.ASKED:
         word = facts.stop.word

@@ -47,7 +47,10 @@ class HangWatch:
         self._detector = self._detect()
         if report:
             self._gpu_use = GpuUse(topology.rank_gpus)
-            limit, where = 0.0 if plan.workload.own else limits.hang or math.inf, (topology.node_rank, self._node.path)
+            limit, where = (
+                0.0 if plan.workload.builtin else limits.hang or math.inf,
+                (topology.node_rank, self._node.path),
+            )
             now, last_line = machine.clock.monotonic(), lambda rank: self._output.last_line(rank)
             self._watch = Watch(self._ranks, *where, limit, now, last_line, self._gpu_use, topology.process_rank)
 
@@ -65,13 +68,13 @@ class HangWatch:
             prefix = f"{self._node.path}/{LOGS}/nccl-attempt-{self._run.attempt}-rank-"
             variables |= flight_recorder.record(environ, prefix)
             # A script is not watched for hangs in this way, and it may choose its groups and their ranks freely.
-            variables |= self._pipes.open(environ) if self._plan.workload.own else {}
+            variables |= self._pipes.open(environ) if self._plan.workload.builtin else {}
         return variables
 
     def poll(self, child: Child, *, stopping: bool) -> Mapping[int, Beat]:
         """Look at the ranks; returns the newest heartbeats, of a workload of ours."""
         beats = self.read_beats()
-        if self._plan.workload.own and self._detector.hangs and not self.seen:
+        if self._plan.workload.builtin and self._detector.hangs and not self.seen:
             if self._can_write():
                 late, state_of = self._detector.stragglers(self._machine.state_of), self._machine.state_of
                 self.seen = HangSeen(self._detector.describe(late, state_of), late[0].rank)
@@ -86,7 +89,7 @@ class HangWatch:
     def read_beats(self) -> Mapping[int, Beat]:
         """Take the newest heartbeats. Those of a script, where it writes any, say nothing of what it does outside of `fit`: one
         that only opens a context beats once, in `setup`, and works on for days."""
-        beats = self._node.beats(self._ranks) if self._plan.workload.own else {}
+        beats = self._node.beats(self._ranks) if self._plan.workload.builtin else {}
         self._detector.poll(beats, self._machine.clock.monotonic())
         return beats
 

@@ -37,7 +37,7 @@ class StopHandler:
         self, plan: Plan, run: Run, stops: Stops, limits: Limits, say: Callable[[str], None], machine: Machine
     ):
         """`say` prints a line."""
-        self._own, self._ranks, self._run = plan.workload.own, plan.topology.ranks, run
+        self._builtin, self._ranks, self._run = plan.workload.builtin, plan.topology.ranks, run
         self._node, self._stops, self._limits = run.node(plan.topology.node_rank), stops, limits
         self._say, self._machine = say, machine
         self.deadline, self.seen = Deadline(limits.grace), StopSeen()
@@ -72,7 +72,7 @@ class StopHandler:
         """Start the grace, or end at once what took no step yet: a start takes longer than `docker stop` waits."""
         self.deadline.stop(now)
         left = f"at most {self.deadline.left(now):.0f} s"
-        if not self._own:
+        if not self._builtin:
             return f", the script has {left} to end"
         if has_begun():
             return f", {left} for the snapshot"
@@ -82,7 +82,7 @@ class StopHandler:
     def _warn(self, now: float) -> None:
         """Before a save for which there may be too little time, say so, and what is left of the job then."""
         took, left = self._run.save_seconds, self.deadline.left(now)
-        if self._own and not self.deadline.empty and took > left:
+        if self._builtin and not self.deadline.empty and took > left:
             self._say(
                 f"warning: the last snapshot took {took:.0f} s to be written, and {left:.0f} s are left. If this one is not "
                 f"complete by then, the job resumes from step {self._run.newest_step}. To lose fewer steps, save more often: "
@@ -92,11 +92,11 @@ class StopHandler:
     @property
     def _handles_signals(self) -> bool:
         """Whether the workers are a user's script that has not asked for the stop flag."""
-        return not self._own and not os.path.exists(self._node.path / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
+        return not self._builtin and not os.path.exists(self._node.path / HONOURS_STOP)  # noqa: PTH110  # on NFS Path.exists raises ESTALE
 
     def signal(self, workers: Sequence[int], number: signal.Signals, *, failed: bool = False) -> None:
         """Signal each worker of a user's script once; one that looks at the stop flag only where another node `failed`."""
-        if self._handles_signals or (failed and not self._own):
+        if self._handles_signals or (failed and not self._builtin):
             # A worker that is just being started still ignores the signal, and it would be lost.
             ready = [pid for pid in workers if pid not in self._signalled and not self._machine.ignores(pid, number)]
             self._machine.send_signal(ready, number)
@@ -114,7 +114,7 @@ class StopHandler:
             return self._limits.after_failure
         if self._handles_signals:
             return AFTER_FAILURE_OF_SCRIPT
-        if not self._own or not (known or is_cause_known(self._node.outcomes(self._ranks), child.failures)):
+        if not self._builtin or not (known or is_cause_known(self._node.outcomes(self._ranks), child.failures)):
             return AFTER_FAILURE
         snapshots = (self._run.path / SNAPSHOTS).resolve()
         return AFTER_FAILURE if any(self._machine.has_open(pid, snapshots) for pid in child.workers) else 0.0

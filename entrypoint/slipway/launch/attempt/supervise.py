@@ -74,7 +74,7 @@ class Attempt:
         """
         self._plan, self._run, self._stops, self._say, self._job_wide = plan, run, stops, say, job_wide
         self._machine, self._start_child, topology = machine, start, plan.topology
-        self.node, self._ranks, self._own = run.node(topology.node_rank), topology.ranks, plan.workload.own
+        self.node, self._ranks, self._builtin = run.node(topology.node_rank), topology.ranks, plan.workload.builtin
         self._processes = job_wide.own or OwnProcesses()
         self._standby = job_wide.standby or WarmStandby(self._processes, wanted=False)
         self._stopping = StopHandler(plan, run, stops, limits, say, machine)
@@ -123,10 +123,10 @@ class Attempt:
         topology, workload, selector = self._plan.topology, self._plan.workload, self._selector
         header = f"attempt {self._run.attempt}, {utc(self._machine.clock.time())}"
         where = (self._ranks, topology.node_rank, topology.world_size == 1, self.node.path / LOGS)
-        output = WorkerOutput(*where, selector, lambda: bool(self._stops.came), header, workload.own)
+        output = WorkerOutput(*where, selector, lambda: bool(self._stops.came), header, workload.builtin)
         selector.register(self._stops.reader, selectors.EVENT_READ, self._stops.drain)
         variables = self._environment(environ, output)
-        self._stdin = StandardInput(selector, wanted=not (workload.own or workload.early) and 0 in self._ranks)
+        self._stdin = StandardInput(selector, wanted=not (workload.builtin or workload.early) and 0 in self._ranks)
         files = (selector, header, self._stdin.file, self._standby, self._job_wide.script)
         self._variables, self._learned = variables, False
         child = self._start_child(self._plan, self.node.path, variables, output, *files)
@@ -167,7 +167,7 @@ class Attempt:
             self._poll_closely(child, now)
         if not self._lost and (news := lost()):
             self._lost = news
-            follow = "; their stacks follow" if news.gone and self._own else ""
+            follow = "; their stacks follow" if news.gone and self._builtin else ""
             self._say(f"{news.text}: ending the processes of this node{follow}")
             self._stopping.fail(child, known=news.known, gone=news.gone)
         if self._lost:
@@ -197,10 +197,10 @@ class Attempt:
         self.milestones.take(self._hangs.poll(child, stopping=bool(self._stops.came)), now)
         if not hung and (hang := self._hangs.seen):
             self._stopping.deadline.hang(now)
-            if self._own:  # else the launcher that judged has reported it
+            if self._builtin:  # else the launcher that judged has reported it
                 self._job_wide.on_hang(f"hang: {hang.text}")
         self._job_wide.look_on(self.milestones)
-        imported = child.started and (self.milestones.spoke or not self._own)
+        imported = child.started and (self.milestones.spoke or not self._builtin)
         if not (imported or self._told) and now - self.milestones.begun >= LONG_IMPORT:
             self._told = True
             self._say(
@@ -211,14 +211,14 @@ class Attempt:
         # Its process may be long in coming to an end: NCCL waits for peers that are connected.
         if self._failed or any(map(is_bad, outcomes.values())):
             self._stopping.fail(child)
-        elif self._own and len(outcomes) == len(self._ranks) and not any(map(self._machine.lives, child.workers)):
+        elif self._builtin and len(outcomes) == len(self._ranks) and not any(map(self._machine.lives, child.workers)):
             self._stopping.deadline.fail(now, TORCHRUN_ENDS)  # it is frozen, or waits for another node's
 
     def _prepare_next(self, child: Child) -> None:
         """Let the process for the next attempt import what that needs, once it no longer gets in the way of this one."""
         workload = self._plan.workload
-        if child.started and (not workload.own or self._hangs.has_begun()):
-            self._standby.load(workload.command[-1] if workload.own and workload.early else "")
+        if child.started and (not workload.builtin or self._hangs.has_begun()):
+            self._standby.load(workload.command[-1] if workload.builtin and workload.early else "")
         if self._job_wide.script and not child.warm:
             self._prepare_script(self._job_wide.script)
 
@@ -245,7 +245,7 @@ class Attempt:
         if due == Due.NOTHING:
             return
         stopping.seen = replace(stopping.seen, impatient=self._stops.impatient, killed=stopping.deadline.killed)
-        if due == Due.STACKS and self._own:
+        if due == Due.STACKS and self._builtin:
             if seconds := self._hangs.ask_for_stacks(child.workers):
                 stopping.deadline.wait_for_stacks(now, seconds)
             return
@@ -278,11 +278,11 @@ class Attempt:
         if self._lost and not stop.word:  # those that ended by our SIGTERM are no cause
             failures = [failure for failure in failures if failure["exitcode"] not in ENDED_BY_TERM]
         return Facts(
-            *(topology.node_rank, socket.gethostname(), self._own, self._ranks, stop, self._hangs.seen),
+            *(topology.node_rank, socket.gethostname(), self._builtin, self._ranks, stop, self._hangs.seen),
             lost=self._lost.text if self._lost else "",
             still=self._still,
             started=child.started,
-            moved=self._hangs.has_begun() and not self._stopping.deadline.empty if self._own else None,
+            moved=self._hangs.has_begun() and not self._stopping.deadline.empty if self._builtin else None,
             status=status,
             failures=failures,
             left=child.left,

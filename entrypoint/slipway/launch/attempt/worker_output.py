@@ -153,7 +153,7 @@ class WorkerOutput:
     """All workers of this node. `last` keeps the newest lines of each rank's stderr, by rank, `printed` those of its stdout.
 
     `give_up`: whether to drop what our own reader does not take rather than wait for it; `header` is in the logs
-    above this attempt's lines; `own`: whether what is printed is ours to fold.
+    above this attempt's lines; `builtin`: whether what is printed is ours to fold.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class WorkerOutput:
         selector: selectors.BaseSelector,
         give_up: Callable[[], bool],
         header: str,
-        own: bool = False,
+        builtin: bool = False,
     ) -> None:
         self._selector = selector
         self._streams: list[OutputStream] = []
@@ -183,7 +183,7 @@ class WorkerOutput:
             for out, last in ((sys.stdout.fileno(), self.printed[rank]), (sys.stderr.fileno(), self.last[rank])):
                 at_once = alone and os.isatty(out)
                 prompts = (0.0 if at_once else PROMPT_SECONDS) if rank == 0 else None
-                way = Way(prefix, self.console.terminal and rank == 0, prompts, own and os.isatty(out))
+                way = Way(prefix, self.console.terminal and rank == 0, prompts, builtin and os.isatty(out))
                 self._add(OutputStream(self.console, way, out, log, last))
 
     def _add(self, stream: OutputStream) -> None:

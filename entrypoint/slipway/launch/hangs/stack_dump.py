@@ -35,7 +35,7 @@ class Frame:
     function: str
 
     @property
-    def own(self) -> bool:
+    def users(self) -> bool:
         """Whether it is of the user's program: not of the standard library, nor installed."""
         return not LIBRARY.search(self.file)
 
@@ -119,7 +119,7 @@ class StackDump:
     @property
     def place(self) -> str:
         """Where it is, in terms of the user's program: its innermost line there."""
-        frame = next((frame for frame in self.frames if frame.own), next(iter(self.frames), None))
+        frame = next((frame for frame in self.frames if frame.users), next(iter(self.frames), None))
         if frame is None:
             return self.state or (f"last began {self.calls[-1]}" if self.calls else "has nothing unfinished")
         return f"is at {frame}" + (f", and {self.state}" if self.state else "")
@@ -143,7 +143,7 @@ class StackDump:
         lines = [f"  {self.name} {self.place}{pending}"]
         left_out = 0
         for depth, frame in reversed([*enumerate(self.frames)]):
-            if whole or frame.own or depth == 0:
+            if whole or frame.users or depth == 0:
                 lines += [f"    … {left_out} more"] if left_out else []
                 lines.append(f"    {frame.file}:{frame.line} {frame.function}()")
                 left_out = 0

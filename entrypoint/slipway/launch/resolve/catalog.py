@@ -30,7 +30,7 @@ class Workload(NamedTuple):
     name: str
     summary: str
     command: tuple[str, ...]
-    own: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
+    builtin: bool = False  # one of ours: it looks at the stop flag, so it needs no signal, and says where it stands
     early: bool = False  # a module of ours, whose processes may begin before torchrun starts them (process/warm.py)
     next: tuple[str, ...] = ()
     data: str = ""  # its data sets, in a line
@@ -51,7 +51,7 @@ _PYTHON = (sys.executable, "-P", "-u", "-m")
 
 def _ours(name: str, summary: str, **more: Any) -> Workload:
     command = (*_LEASHED, *_PYTHON, f"slipway.train.workloads.{name}")
-    return Workload(name, summary, command, own=True, early=True, **more)
+    return Workload(name, summary, command, builtin=True, early=True, **more)
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(

@@ -121,13 +121,13 @@ def unseen(host: Host, path: Path) -> str:
     return f" A container sees only those files of its machine that are mounted: {add}."
 
 
-def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterator[str]:
-    """What to say before a start. `folder` takes the results, `own` says that the workload is one of ours."""
+def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Iterator[str]:
+    """What to say before a start. `folder` takes the results, `builtin` says that the workload is one of ours."""
     if topology.process and topology.process.local_rank:
         return  # its neighbour says it
     if fleeting := fleeting_results(host, folder):
         yield fleeting
-    if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not own):
+    if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not builtin):
         yield (
             f"warning: /dev/shm holds {host.shm >> 20} MB, too little for data-loader workers and for NCCL between the GPUs "
             f"of a machine; {advise('shared memory', host.runtime)}."
@@ -146,7 +146,7 @@ def warnings(host: Host, topology: Topology, folder: Path, own: bool) -> Iterato
             f"warning: {topology.processes_per_node} processes share {host.affinity} of {host.cores} cores, the only ones "
             f"that this launcher may run on; {widen}."
         )
-    if not own:
+    if not builtin:
         yield from _read_only_work(host)
 
 

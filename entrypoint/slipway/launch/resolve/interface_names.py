@@ -12,15 +12,15 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 def absent_interfaces(job: Job) -> str:
     """What is wrong with the names that this job's libraries were given, and what to type; empty where nothing is."""
     # Workloads of ours agree on stops through gloo, also where they train over nccl.
-    own, topology = job.plan.workload.own, job.plan.topology
-    if topology.world_size == 1 and not own:
+    builtin, topology = job.plan.workload.builtin, job.plan.topology
+    if topology.world_size == 1 and not builtin:
         return ""  # it may train without torch.distributed, on a machine that lacks what others have
-    return missing_interfaces(job.sources, topology.backend, own, interfaces_with_address())
+    return missing_interfaces(job.sources, topology.backend, builtin, interfaces_with_address())
 
 
-def missing_interfaces(sources: Sources, backend: str, own: bool, present: Collection[str]) -> str:
+def missing_interfaces(sources: Sources, backend: str, builtin: bool, present: Collection[str]) -> str:
     """The same for these interfaces of this node: those that have an address, since neither library takes one without."""
-    checks = {NCCL: (backend == "nccl", _not_for_nccl), GLOO: (backend == "gloo" or own, _not_for_gloo)}
+    checks = {NCCL: (backend == "nccl", _not_for_nccl), GLOO: (backend == "gloo" or builtin, _not_for_gloo)}
     for name, (used, check) in checks.items():
         if used and (claim := sources.variable(name)) and (problem := check(claim.value, present)):
             here = ", ".join(sorted(present)) or "none"

@@ -52,7 +52,7 @@ class Job(NamedTuple):
         if limit == "auto":
             from slipway.launch.verdict.restarts import DEFAULT  # a plan does without what judges attempts
 
-            return DEFAULT if self.plan.workload.own and self.plan.workload.resumes else 0
+            return DEFAULT if self.plan.workload.builtin and self.plan.workload.resumes else 0
         return int(str(limit))
 
     @property
@@ -60,7 +60,7 @@ class Job(NamedTuple):
         """Seconds of an attempt that are progress by themselves: of training beyond all before, or that a script ran."""
         from slipway.launch.verdict.restarts import MINUTE
 
-        return MINUTE if self.plan.workload.own else self.seconds("SLIPWAY_PROGRESS_SECONDS")
+        return MINUTE if self.plan.workload.builtin else self.seconds("SLIPWAY_PROGRESS_SECONDS")
 
     @property
     def warm(self) -> bool:
@@ -72,7 +72,7 @@ class Job(NamedTuple):
         """Seconds that the job may stand still, 0 for any time."""
         limit = self.sources.parsed("SLIPWAY_HANG_SECONDS")
         if limit == "auto":
-            return 300.0 if self.plan.workload.own else 600.0
+            return 300.0 if self.plan.workload.builtin else 600.0
         return float(str(limit))
 
     @property
@@ -98,7 +98,7 @@ class Job(NamedTuple):
         only start the whole job again.
         """
         topology, workload = self.plan.topology, self.plan.workload
-        return not (topology.elastic or topology.requeues) and workload.own and self.restarts > 0
+        return not (topology.elastic or topology.requeues) and workload.builtin and self.restarts > 0
 
 
 def divide_processes(topology: Topology, stages: int, possible: Sequence[int]) -> Topology:

@@ -28,11 +28,11 @@ TRAIN = ("numpy", "safetensors", "tensorboard", "tokenizers", "tqdm")  # what ea
 
 def require_packages(
     workload: str,
-    own: bool,
+    builtin: bool,
     locate: Callable[[str], Path | None] | None = None,
     wanted: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raise LaunchError, with what to type, where a job cannot start for want of a package. `own`: a workload of ours.
+    """Raise LaunchError, with what to type, where a job cannot start for want of a package. `builtin`: a workload of ours.
 
     `locate` finds the folder of a module; it is for tests. `wanted`: modules that one of the options needs, with the option.
     """
@@ -48,7 +48,7 @@ def require_packages(
             f"PyTorch {found[0]} (in {folder}) is too old: Slipway needs {least()} or newer. Type: "
             f"{pip_install(f'torch>={least()}', '--upgrade')}"
         )
-    if own and (lacking := [name for name in TRAIN if locate(name) is None]):
+    if builtin and (lacking := [name for name in TRAIN if locate(name) is None]):
         raise missing(f"slipway {workload}", lacking)
     for module, option in wanted.items():
         if locate(module) is None:

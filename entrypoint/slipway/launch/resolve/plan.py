@@ -114,7 +114,7 @@ def _worker_environment(topology: Topology, workload: Workload, sources: Sources
         env["OMP_NUM_THREADS"] = str(topology.threads)
     if topology.nodes == 1 and not topology.process and not sources.variable("GLOO_SOCKET_IFNAME"):
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up our own name, which nobody knows under --network none
-    spoken = NCCL_OUTPUT if workload.own and topology.backend == "nccl" else {}
+    spoken = NCCL_OUTPUT if workload.builtin and topology.backend == "nccl" else {}
     spoken = DEBUG if sources.parsed("SLIPWAY_DEBUG") else spoken
     env |= {name: value for name, value in spoken.items() if not sources.variable(name)}
     if topology.device == "cpu":

@@ -71,10 +71,10 @@ class Milestones:
         """Seconds that a script ran until it stood still, or its end was noticed."""
         return max(0.0, self._moved - self.started) if self.started is not None else 0.0
 
-    def seen(self, now: float, *, own: bool) -> Seen:
+    def seen(self, now: float, *, builtin: bool) -> Seen:
         """What the ledger needs of it by now; `own`: it is a workload of ours, whose ranks report what they do."""
-        seen = Seen(self.begun, now, own, self.started, self.noticed)
-        if not (own and self._beat):
+        seen = Seen(self.begun, now, builtin, self.started, self.noticed)
+        if not (builtin and self._beat):
             return seen
         said = replace(seen, spoke=self._beat.monotonic, spent=self._beat.spent, first=self._beat.first)
         said = replace(said, again=self._beat.again, waited=self._beat.waited)
@@ -94,7 +94,7 @@ class Books:
         """Continue a `ledger`, from the start of this process."""
         self._clock = clock
         process = plan.topology.process
-        self.ledger, self._own, self._node_rank = ledger, plan.workload.own, plan.topology.node_rank
+        self.ledger, self._builtin, self._node_rank = ledger, plan.workload.builtin, plan.topology.node_rank
         self._writes = process is None or process.local_rank == 0
         self._kept, self._written = clock.monotonic() - clock.age(), 0.0
         self._milestones: Milestones | None = None
@@ -141,7 +141,7 @@ class Books:
     def _with_attempt(self, *, good: bool) -> Ledger:
         """The ledger with the attempt as far as it got."""
         now = self._clock.monotonic()
-        seen = self._milestones.seen(now, own=self._own) if self._milestones else Seen(self._kept, now)
+        seen = self._milestones.seen(now, builtin=self._builtin) if self._milestones else Seen(self._kept, now)
         parts = book_attempt(
             dataclasses.replace(seen, begun=self._kept, ended=now), good=good, again=self.ledger.attempts > 0
         )

@@ -24,12 +24,12 @@ from slipway.launch.run_directory.records import (
     read_record,
 )
 from slipway.protocol.decoding import decode_known
+from slipway.protocol.durable import FileFacts
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import (
     CLOCKS_FILE,
     HEARTBEATS,
     LOGS,
-    MANIFEST,
     METRICS_FILE,
     NODE,
     OUTCOME_FILE,
@@ -38,8 +38,6 @@ from slipway.protocol.files import (
     SNAPSHOTS,
     STEPS,
     STORE_FILE,
-    list_snapshots,
-    newest_step,
     node_folder,
     number_in,
     open_run_file,
@@ -47,9 +45,9 @@ from slipway.protocol.files import (
     read_json,
     read_metrics,
     read_metrics_lines,
-    snapshot_attempt,
     why_unreadable,
 )
+from slipway.protocol.snapshots import ManifestError, list_snapshots, newest_step, read_manifest, snapshot_attempt
 
 if TYPE_CHECKING:
     from slipway.launch.run_directory.node_directory import NodeDirectory, RankLog, StoreRecord
@@ -189,10 +187,12 @@ class RunDirectory:
         """The object in one of the run's JSON files, as a workload wrote it; an empty one where there is none."""
         return read_json(self.path / name)
 
-    def snapshot_files(self, name: str) -> Mapping[str, Any]:
-        """The files of a snapshot with their checksums, by its manifest."""
-        files = read_json(self.path / SNAPSHOTS / name / MANIFEST).get("files")
-        return files if isinstance(files, dict) else {}
+    def snapshot_files(self, name: str) -> Mapping[str, FileFacts]:
+        """The files of a snapshot with their checksums, by its manifest; none without one that can be read."""
+        try:
+            return read_manifest(self.path / SNAPSHOTS / name).files
+        except (OSError, ManifestError):
+            return {}
 
     def metrics(self) -> Iterator[dict[str, Any] | None]:
         """The lines of metrics.jsonl, None for each that is torn or makes no sense. Raises OSError."""

@@ -16,7 +16,7 @@ from slipway.launch.resolve.plan import Plan, plan_json, resolved_values
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, newest_run
 from slipway.launch.run_directory.records import RunRecord
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
 from slipway.protocol.durable import clear, hidden, sync_folder, unfinished
 from slipway.protocol.errors import DISK_ERRORS, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean
@@ -30,15 +30,16 @@ OTHER_RUN = "Choose another with --run-dir, --runs or --resume."
 class Run(RunDirectory):
     """The run directory of this job, and what its workers are to resume from: `none`, `auto` or a path.
 
-    `attempt` is the one that begins. `shared`: whether all nodes see the same directory. `own`: whether this job made it before
-    it was requeued. `origin`: the path of another run or of its snapshot from which this run began; empty where there is none.
+    `attempt` is the one that begins. `shared`: whether all nodes see the same directory. `of_this_job`: whether it made this
+    directory before it was requeued. `origin`: the path of another run or of its snapshot from which this run began; empty
+    where there is none.
     """
 
     path: Path
     resume: str
     attempt: int
     shared: bool = True
-    own: bool = False
+    of_this_job: bool = False
     origin: str = ""
 
     def resumes_again(self, newest: int | None) -> str:
@@ -121,11 +122,11 @@ def choose_run(
     if run.resume == "auto":
         if not (finished_is_fine or _may_have_more(run, plan)):
             _refuse_finished(run.path, plan)
-    elif run.own:
+    elif run.of_this_job:
         pass  # it begins once more where it began at first
     elif sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         _refuse_used(run.path, plan)
-    if not run.own and plan.workload.own and plan.topology.nodes == 1:
+    if not run.of_this_job and plan.workload.builtin and plan.topology.nodes == 1:
         _require_snapshot(run, sources)
     return _take_new(run, plan, take) if _is_unnamed(run, plan, sources) else run
 
@@ -137,7 +138,7 @@ def _among_others(plan: Plan) -> bool:
 
 def _is_unnamed(run: Run, plan: Plan, sources: Sources) -> bool:
     """Whether it is a new run whose folder was not named, and which no other launcher looks for."""
-    if run.own or sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
+    if run.of_this_job or sources.value("SLIPWAY_RUN_DIR") or _among_others(plan):
         return False
     return run.resume != "auto" or not (plan.topology.job or (run.path / files.RUN_FILE).exists())
 
@@ -175,11 +176,11 @@ def place_run(plan: Plan, sources: Sources, now: float) -> Run:
     directory = RunDirectory(path)
     record = directory.record
     topology = plan.topology
-    own = topology.may_have_begun and record.job == topology.job is not None
-    own = own or (topology.container in directory.containers if topology.container else False)
-    if own and (resume == "none" or directory.newest_step is not None):
+    of_this_job = topology.may_have_begun and record.job == topology.job is not None
+    of_this_job = of_this_job or (topology.container in directory.containers if topology.container else False)
+    if of_this_job and (resume == "none" or directory.newest_step is not None):
         resume = "auto"  # a job that was requeued, or whose pod or container was, resumes its own run, whatever it began from
-    return Run(path, resume, _attempt_of(plan, directory, record, resume), own=own, origin=origin)
+    return Run(path, resume, _attempt_of(plan, directory, record, resume), of_this_job=of_this_job, origin=origin)
 
 
 def _run_of_container(runs: Path, plan: Plan, sources: Sources) -> Path | None:
@@ -215,7 +216,7 @@ def is_finished(path: Path, plan: Plan) -> bool:
 
 def _may_have_more(run: Run, plan: Plan) -> bool:
     """Whether somebody started a script with `slipway.resume` again: only the script knows whether it has more epochs by now."""
-    return not (plan.workload.own or run.own) and run.newest_step is not None
+    return not (plan.workload.builtin or run.of_this_job) and run.newest_step is not None
 
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
@@ -242,7 +243,7 @@ def _require_snapshot(run: Run, sources: Sources) -> None:
     if (
         run.resume in ("auto", "none")
         or RunDirectory(path).newest_step is not None
-        or files.number_in(path.name, files.STEP) is not None
+        or files.number_in(path.name, snapshots.STEP) is not None
     ):
         return
     raise NoNewRunError(

@@ -128,7 +128,7 @@ def locate(outcome: Outcome) -> str:
 
 
 def _beside(other: Outcome, first: Outcome) -> str:
-    if other.own:
+    if other.independent:
         return f"  then        {locate(other)}: {other.evidence or other.word}"
     finished = f"finished {apart(other.time, first.time)}" if other.good else ""
     return f"  meanwhile   {locate(other)}: {finished or other.meanwhile or other.evidence or other.word}"

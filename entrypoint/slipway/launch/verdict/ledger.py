@@ -136,7 +136,7 @@ class Seen:
 
     begun: float
     ended: float
-    own: bool = True
+    builtin: bool = True
     started: float | None = None
     noticed: float | None = None
     spoke: float | None = None
@@ -152,7 +152,7 @@ def book_attempt(seen: Seen, *, good: bool, again: bool) -> dict[Kind, float]:
     """The seconds of an attempt by kind, which are all that it lasted. `good`: it ended as asked; `again`: it is not the job's
     first.
     """
-    parts, last = _by_phases(seen) if seen.own and seen.spoke is not None else _by_moments(seen)
+    parts, last = _by_phases(seen) if seen.builtin and seen.spoke is not None else _by_moments(seen)
     _add(parts, Kind.ENDING if good else Kind.NOTICING, seen.ended - last)
     if again:
         _add(parts, Kind.RESTARTING, parts.pop(Kind.STARTING, 0.0) + parts.pop(Kind.COMPILING, 0.0))
@@ -178,7 +178,7 @@ def _by_phases(seen: Seen) -> tuple[dict[Kind, float], float]:
 def _by_moments(seen: Seen) -> tuple[dict[Kind, float], float]:
     """The same by what the launcher alone saw, of a script, and of a rank that had not spoken yet."""
     last = seen.ended if seen.noticed is None else seen.noticed
-    started = last if seen.own or seen.started is None else seen.started
+    started = last if seen.builtin or seen.started is None else seen.started
     return {Kind.STARTING: max(0.0, started - seen.begun), Kind.RUNNING: max(0.0, last - started)}, last
 
 

@@ -158,4 +158,4 @@ def came_from_outside(outcome: Outcome) -> bool:
 
 def lost_others(outcome: Outcome) -> bool:
     """Whether a node or a process was lost to the others (76), which says nothing about the workload."""
-    return not outcome.own or outcome.word == Word.LOST
+    return not outcome.independent or outcome.word == Word.LOST

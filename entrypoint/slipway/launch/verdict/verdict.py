@@ -62,7 +62,7 @@ class Outcome:
         return self.word in GOOD
 
     @property
-    def own(self) -> bool:
+    def independent(self) -> bool:
         """Whether the node ended for a reason of its own rather than because a peer went away.
 
         A hang is one: whatever others made of being ended came of it.
@@ -117,7 +117,7 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     bad = sorted(
         (outcome for outcome in ordered if not outcome.good), key=lambda one: Sign.REMOTE not in one.cause.signs
     )
-    own = [outcome for outcome in ordered if outcome.own]
+    own = [outcome for outcome in ordered if outcome.independent]
     # Where all bad outcomes only echo another node's end, a stop explains them.
     asked = [outcome for outcome in ordered if outcome.word in (Word.CANCELLED, Word.STOPPED)]
     ranking = (
@@ -129,7 +129,7 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     first = ranking[0]
     # Where nobody had a reason of its own, it matters who did not fail: nodes that had finished, or ran on.
     beside = [o for o in ordered if o.word == Word.FINISHED or (o.rank is None and not o.good)]
-    counted = Counter(outcome.word if outcome.good or outcome.own else Word.PEER for outcome in ordered)
+    counted = Counter(outcome.word if outcome.good or outcome.independent else Word.PEER for outcome in ordered)
     return Verdict(
         word=first.word,
         first=first,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.snapshots.snapshot import MODEL, Snapshot, load_newest, load_snapshot
@@ -65,7 +65,7 @@ def read_trained(run: Path, step: int | None = None) -> Trained:
         run=run.absolute().name,
         workload=workload,
         step=snapshot.step,
-        snapshot=hashlib.sha256((path / files.MANIFEST).read_bytes()).hexdigest(),
+        snapshot=hashlib.sha256((path / snapshots.MANIFEST).read_bytes()).hexdigest(),
         options=stored,
         sources=sources,
         model=snapshot.state["model"],
@@ -89,11 +89,11 @@ def publishable(trained: Trained) -> Trained:
 
 def find_snapshot(run: Path, step: int | None) -> tuple[Path, Snapshot]:
     """A run's snapshot of `step`, or the newest that verifies. Raises ConfigurationError and SnapshotError."""
-    if step is not None and (path := run / files.SNAPSHOTS / files.snapshot_name(step)).is_dir():
+    if step is not None and (path := run / files.SNAPSHOTS / snapshots.snapshot_name(step)).is_dir():
         return path, load_snapshot(path, [MODEL])
     found = load_newest(run / files.SNAPSHOTS, partial(print, file=sys.stderr), [MODEL]) if step is None else None
     if found is None:
-        kept = ", ".join(path.name for path in reversed(files.list_snapshots(run / files.SNAPSHOTS)))
+        kept = ", ".join(path.name for path in reversed(snapshots.list_snapshots(run / files.SNAPSHOTS)))
         which = f"of step {step}; it holds {kept}" if step is not None else f"that can be loaded; it holds {kept}"
         raise ConfigurationError(f"{run} has no snapshot {which}." if kept else f"{run} has no snapshot.")
     return found

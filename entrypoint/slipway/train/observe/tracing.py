@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
 from slipway.protocol.phases import Phase
 from slipway.train.observe.traces import MOST_RANKS, Recording, collect
 from slipway.train.worker.context import Context
@@ -82,7 +82,7 @@ class Tracing:
         context, place = self._context, self._context.place
         context.beat(Phase.SAVE)
         self._tell("collecting", step=recording.first)
-        name = files.snapshot_name(recording.first + 1)
+        name = snapshots.snapshot_name(recording.first + 1)
         why = why if recording.steps < self._wanted else ""
         found = collect(
             recording, context.side, place.run_dir / files.TRACES / name, {"wanted": self._wanted, "why": why},

@@ -47,7 +47,7 @@ def open_witness(
     search: Callable[[], Iterable[Any]] = tuple,
 ) -> Witness | None:
     """Return the witness of this process in a proving run, else None. `place` returns the position, `search` finds objects that
-    were not `passed` (train/own/found.py).
+    were not `passed` (train/user/found.py).
 
     Raises ConfigurationError where the attempt before failed by itself, since another one would only repeat that.
     """

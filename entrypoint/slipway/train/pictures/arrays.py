@@ -166,7 +166,7 @@ def write_arrays(folder: Path, arrays: Arrays, tick: Callable[[], None]) -> None
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
         content: list[bytes | memoryview] = [header.getvalue(), np.ascontiguousarray(array).data]
-        files[f"{name}.npy"] = write_file(folder / f"{name}.npy", content, lambda size: tick())
+        files[f"{name}.npy"] = write_file(folder / f"{name}.npy", content, lambda size: tick())._asdict()
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from slipway.protocol.files import list_snapshots, snapshot_name, snapshot_step
 from slipway.protocol.phases import Phase
+from slipway.protocol.snapshots import list_snapshots, snapshot_name, snapshot_step
 from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.resume import POLL, SharedSnapshot, set_aside_together, share_snapshot

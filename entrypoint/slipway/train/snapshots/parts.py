@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from slipway.protocol.files import part_name
+from slipway.protocol.snapshots import part_name
 from slipway.train.worker.place import Place
 
 KEPT = 2  # snapshots of a part on the disk at least: while the newest is written, the others may have finished theirs

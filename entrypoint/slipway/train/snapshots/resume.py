@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from slipway.protocol import files
+from slipway.protocol import files, snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
 from slipway.protocol.printable import rank_ranges
@@ -105,7 +105,7 @@ def search(
     """Search for the snapshot that `resume` means, at most `until`; `own` has those of this rank's part. Names each one that is
     skipped.
     """
-    latest = next(iter(files.list_snapshots(own)), None)
+    latest = next(iter(snapshots.list_snapshots(own)), None)
     try:
         if resume == "none":
             if latest is None:
@@ -130,10 +130,10 @@ def search(
             return Search(SearchResult.DAMAGED, failure=nothing)
         return Search()
     path, snapshot = found
-    if latest is not None and path is not None and files.snapshot_step(latest) > snapshot.step and resume != "auto":
+    if latest is not None and path is not None and snapshots.snapshot_step(latest) > snapshot.step and resume != "auto":
         later = f"{own} already holds {latest.name}, later than {path.name}. Type another --run-dir to branch off."
         return Search(SearchResult.REFUSED, failure=ConfigurationError(later))
-    return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=files.snapshot_step(latest) if latest else -1)
+    return Search(SearchResult.SNAPSHOT, path, snapshot, on_disk=snapshots.snapshot_step(latest) if latest else -1)
 
 
 def require_parts(snapshot: Snapshot, parts: RankParts) -> None:
@@ -194,7 +194,7 @@ def search_memory(own: Path, memory: MemoryBuffers, parts: RankParts, until: Ver
 
 def newest_listed(own: Path, until: Version = ANY) -> tuple[int, int]:
     """Attempt and step of the newest snapshot of a run, at most `until`, whole or not."""
-    versions = ((files.snapshot_attempt(path), files.snapshot_step(path)) for path in files.newest_first(own))
+    versions = (snapshots.snapshot_version(path) for path in snapshots.newest_first(own))
     return next((version for version in versions if version <= until), (-1, -1))
 
 
@@ -206,7 +206,7 @@ def load_named(path: Path, context: Context, parts: RankParts, until: Version) -
     if (path / files.SNAPSHOTS).is_dir():
         return load_newest(parts.folder(path / files.SNAPSHOTS), context.warn, until=until)
     own = parts.folder(path.parent) / path.name
-    return (own, load_snapshot(own)) if files.number_in(own.name, files.STEP) is not None and own.is_dir() else None
+    return (own, load_snapshot(own)) if files.number_in(own.name, snapshots.STEP) is not None and own.is_dir() else None
 
 
 def choose_source(reports: Sequence[tuple[int, ...]]) -> int | None:
@@ -300,7 +300,7 @@ def share_snapshot(
     if layout["failure"] is not None:
         kind, message = layout["failure"]
         raise (SnapshotError if kind == "snapshot" else ConfigurationError)(message)
-    name = files.snapshot_name(layout["step"])
+    name = snapshots.snapshot_name(layout["step"])
     context.say(f"resuming from {layout['path'] or f'{name}, in memory'}")
     if parts.several:
         snapshot, sources = receive_parts(context, own, reports, parts)

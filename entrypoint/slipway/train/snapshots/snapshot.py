@@ -25,38 +25,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from slipway.options.paths import require_local
-from slipway.protocol.durable import clear, hidden, make_folder, sync_folder, write_file
+from slipway.protocol import snapshots
+from slipway.protocol.durable import FileFacts, clear, hidden, make_folder, sync_folder, write_file
 from slipway.protocol.errors import DISK_ERRORS
-from slipway.protocol.files import (
+from slipway.protocol.files import held_folder, open_run_file, read_json, touch_run_file, write_json
+from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.snapshots import (
     CLEAN,
-    LARGEST,
+    FORMAT,
     MANIFEST,
+    STATE,
     STEP,
     SUSPECT,
     SUSPECTED_FILE,
+    TENSORS,
     WITHDRAWN,
-    held_folder,
+    Manifest,
+    ManifestError,
     list_snapshots,
     newest_first,
-    open_run_file,
-    parse_json,
-    read_json,
     snapshot_attempt,
     snapshot_name,
     snapshot_step,
-    touch_run_file,
-    write_json,
+    snapshot_version,
 )
-from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.tensors import safetensors_chunks
 from slipway.train.worker.launcher import NoProgressError, SupersededError
 
-FORMAT = 1
 ANY = (math.inf, math.inf)  # an attempt and step that none is after
-STATE = "state.json"
-TENSORS = ".safetensors"
 MODEL = "model"  # the stem of the files with the weights
-FILE = r"[A-Za-z][A-Za-z0-9-]*\.safetensors"  # all on one level: no name leads out of the folder
 PART = re.compile(r"-\d+-of-\d+$")  # behind a file's stem
 
 
@@ -229,57 +226,50 @@ def write_contents(folder: Path, snapshot: Snapshot, note: Callable[[int], None]
     for stem, tensors in snapshot.tensors.items():
         name = f"{stem}{TENSORS}"
         files[name] = write_file(folder / name, safetensors_chunks(tensors), note)
-    manifest = {"format": FORMAT, "step": snapshot.step, "attempt": snapshot.attempt, "files": files}
-    write_file(folder / MANIFEST, [json.dumps(manifest, indent=1, sort_keys=True).encode()], note)
+    write_file(folder / MANIFEST, [Manifest(snapshot.step, snapshot.attempt, files).text], note)
     sync_folder(folder)
 
 
-def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 of each file of a snapshot. Raises SnapshotError, and NewerFormatError for a later version's."""
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a snapshot. Raises SnapshotError, and NewerFormatError for a later version's."""
     try:
-        with open_run_file(path / MANIFEST) as file:
-            manifest = parse_json(file.read(LARGEST))
-        if type(manifest["format"]) is not int or manifest["format"] < 1:
-            raise SnapshotError(f"{path / MANIFEST} has the invalid format {manifest['format']!r}")
-        if manifest["format"] > FORMAT:
-            raise NewerFormatError(
-                f"{path} has format {manifest['format']}, this version of slipway reads up to {FORMAT}. "
-                "Use the version that wrote it, or type --resume PATH with an older snapshot."
-            )
-        if snapshot_name(manifest["step"]) != path.name:
-            raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest['step']}")
-        files = {name: (int(file["size"]), str(file["sha256"])) for name, file in sorted(manifest["files"].items())}
+        manifest = snapshots.read_manifest(path)
     except FileNotFoundError:
         raise SnapshotError(f"{path / MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ManifestError as error:
+        raise SnapshotError(f"{path / MANIFEST} {error}") from error
+    except OSError as error:
         raise SnapshotError(f"{path / MANIFEST} cannot be read ({error!r})") from error
-    if STATE not in files:
-        raise SnapshotError(f"{path / MANIFEST} does not name {STATE}")
-    if odd := [name for name in files if name != STATE and not re.fullmatch(FILE, name)]:
-        raise SnapshotError(f"{path / MANIFEST} names {odd[0]}, which is not a file of a snapshot")
-    return files
+    if manifest.format > FORMAT:
+        raise NewerFormatError(
+            f"{path} has format {manifest.format}, this version of slipway reads up to {FORMAT}. "
+            "Use the version that wrote it, or type --resume PATH with an older snapshot."
+        )
+    if snapshot_name(manifest.step) != path.name:
+        raise SnapshotError(f"{path / MANIFEST} belongs to step {manifest.step}")
+    return manifest
 
 
 def verify_snapshot(path: Path) -> None:
     """Compare every file with the manifest. Raises SnapshotError naming the first wrong one."""
-    for name, (size, sha256) in read_manifest(path).items():
-        verify_file(path / name, size, sha256)
+    for name, facts in read_manifest(path).files.items():
+        verify_file(path / name, facts)
 
 
-def verify_file(path: Path, size: int, sha256: str) -> None:
-    """Raise SnapshotError unless the file has this size and checksum."""
+def verify_file(path: Path, facts: FileFacts) -> None:
+    """Raise SnapshotError unless these are the file's."""
     with as_snapshot_errors(path), open_run_file(path) as file:
-        require_match(path, os.fstat(file.fileno()).st_size, size, "bytes")
-        require_match(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256, "as checksum")
+        require_match(path, os.fstat(file.fileno()).st_size, facts.size, "bytes")
+        require_match(path, hashlib.file_digest(file, "sha256").hexdigest(), facts.sha256, "as checksum")
 
 
-def read_file(path: Path, size: int, sha256: str) -> bytes:
-    """The content of a file, which is what was verified. Raises SnapshotError unless it has this size and checksum."""
+def read_file(path: Path, facts: FileFacts) -> bytes:
+    """The content of a file, which is what was verified. Raises SnapshotError unless it has these facts."""
     with as_snapshot_errors(path):
         with open_run_file(path) as file:
-            require_match(path, os.fstat(file.fileno()).st_size, size, "bytes")
+            require_match(path, os.fstat(file.fileno()).st_size, facts.size, "bytes")
             content = file.read()
-        require_match(path, hashlib.sha256(content).hexdigest(), sha256, "as checksum")
+        require_match(path, hashlib.sha256(content).hexdigest(), facts.sha256, "as checksum")
     return content
 
 
@@ -302,15 +292,15 @@ def as_snapshot_errors(path: Path) -> Iterator[None]:
 
 def load_snapshot(path: Path, stems: Collection[str] = ()) -> Snapshot:
     """Verify and read one snapshot into CPU tensors: all, or those of `stems`. Raises SnapshotError."""
-    manifest = read_manifest(path)
+    files = read_manifest(path).files
     tensors: dict[str, dict[str, torch.Tensor]] = {}
-    for name, (size, sha256) in manifest.items():
+    for name, facts in files.items():
         stem = PART.sub("", Path(name).stem)
         if stems and stem not in stems:
-            verify_file(path / name, size, sha256)
+            verify_file(path / name, facts)
         elif name != STATE:
-            tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, size, sha256)))
-    state = parse_state(path, read_file(path / STATE, *manifest[STATE]))
+            tensors.setdefault(stem, {}).update(parse_tensors(path / name, read_file(path / name, facts)))
+    state = parse_state(path, read_file(path / STATE, files[STATE]))
     if (path / CLEAN).exists():
         state["clean"] = snapshot_step(path)
     return Snapshot(snapshot_step(path), state, tensors, snapshot_attempt(path))
@@ -346,7 +336,7 @@ def load_newest(
     """
     require_local(folder, str(folder))
     for path in newest_first(folder):
-        if (snapshot_attempt(path), snapshot_step(path)) > until:
+        if snapshot_version(path) > until:
             continue
         try:
             found = load_snapshot(path, stems)

@@ -19,8 +19,9 @@ from torch import nn
 from torch.nn import functional
 
 from slipway.options.gpt import GptOptions, TextOptions
-from slipway.protocol.files import SNAPSHOTS, list_snapshots
+from slipway.protocol.files import SNAPSHOTS
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.hub.fetch import hash_file
 from slipway.train.models.gpt import Gpt, GptConfig, StagedGpt
 from slipway.train.snapshots.snapshot import MODEL, load_newest

@@ -254,7 +254,7 @@ def string_shards(
         temporary = out / f".{name}"
         stored = write_file(temporary, chunks(), lambda _: tick())
         temporary.replace(out / name)
-        yield Shard(name, stop - start, str(stored["sha256"]), max(largest))
+        yield Shard(name, stop - start, stored.sha256, max(largest))
     sync_folder(out)
 
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from slipway.options import Common
 from slipway.protocol.durable import replace_file
-from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, list_snapshots, read_metrics
+from slipway.protocol.files import COMPARISON_FILE, METRICS_FILE, SNAPSHOTS, read_metrics
 from slipway.protocol.outcomes import Word
+from slipway.protocol.snapshots import list_snapshots
 from slipway.train.loop.fit import fit
 from slipway.train.loop.training import divide_batch
 from slipway.train.measure.plots import aligned, comparison_rows

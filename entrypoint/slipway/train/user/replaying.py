@@ -20,14 +20,14 @@ from slipway.train.observe.findings import record_finding, was_found
 from slipway.train.observe.micro_batches import ReplayError
 from slipway.train.observe.replay import Replays, WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
-from slipway.train.own.objects import Objects
 from slipway.train.snapshots.job import JobSnapshots
+from slipway.train.user.objects import Objects
 from slipway.train.worker.context import Context
 
 Work = Callable[..., Any]
 
 
-class OwnReplays:
+class UserReplays:
     """Replays micro-batches of a loop that says itself what computes them."""
 
     def __init__(self, context: Context, objects: Objects, keeps: bool) -> None:

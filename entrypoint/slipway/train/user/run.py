@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import atexit
 import dis
-import gc
-import hashlib
 import math
 import operator
 import os
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from slipway.options.common import AUTO
 from slipway.protocol.errors import CODE_OF
@@ -33,47 +29,40 @@ from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.protocol.proof import ELSEWHERE
-from slipway.protocol.redact import redact_words
 from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.observe.witness import is_proving, open_witness
-from slipway.train.own.by_rank import RUN, Collected, names_of, own_pieces, with_own
-from slipway.train.own.declared import Declared, require_same_arguments
-from slipway.train.own.found import found_objects
-from slipway.train.own.generators import RandomStates, all_random_states
-from slipway.train.own.gradients import Gradients
-from slipway.train.own.joining import handle_stops, is_launched, is_under_torchrun, join
-from slipway.train.own.objects import Objects, Tensors
-from slipway.train.own.pause import Pause
-from slipway.train.own.position import Position
-from slipway.train.own.replaying import OwnReplays
-from slipway.train.own.unrepeatable import Modes, PastReads, Structure, explain_counter, explain_unset
-from slipway.train.own.unsaved import Unsaved, device_of
-from slipway.train.own.values import describe, from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.snapshots.job import JobSnapshots
-from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm, next_multiple
+from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
 from slipway.train.snapshots.parts import KEPT
-from slipway.train.snapshots.state import load_random_states, other_random_states, set_random_states
+from slipway.train.snapshots.state import set_random_states
 from slipway.train.snapshots.writer import Writer
-from slipway.train.worker.context import report_failure
+from slipway.train.user.contents import RunContents
+from slipway.train.user.counts import Counts
+from slipway.train.user.disk_rhythm import DiskRhythm
+from slipway.train.user.found import found_objects
+from slipway.train.user.generators import all_random_states
+from slipway.train.user.gradients import Gradients
+from slipway.train.user.joining import end_badly, handle_stops, is_launched, is_under_torchrun, join
+from slipway.train.user.live_models import has_static_graph, release_models
+from slipway.train.user.objects import Objects
+from slipway.train.user.pause import Pause
+from slipway.train.user.position import Position
+from slipway.train.user.replaying import UserReplays
+from slipway.train.user.unrepeatable import Modes, PastReads, explain_counter, explain_unset
+from slipway.train.user.unsaved import Unsaved, device_of
+from slipway.train.user.values import describe
 from slipway.train.worker.launcher import (
     NoProgressError,
     PeerError,
     UnhealthyError,
     WorkerOutcome,
-    outcome_word,
     write_outcome,
 )
-from slipway.train.worker.place import Place, read_place
 
-SHARE = 0.01  # of the time that snapshots on the disk may hold up training, as those in memory
-BUSY = 0.1  # of the time that the disk is written to
-LEAST = 30.0  # seconds between two snapshots on the disk
-SMALLEST = 1 << 14  # bytes for what a rank has of its own in a snapshot: its generators take some 8 KiB
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
 ALONE = 30.0  # seconds for which a rank at its end waits for the others before it says so
 RUNS: list[ResumableRun] = []  # of this process
-OWN = "own"  # what snapshots of users' loops say of themselves
 EXPLAINED = (ConfigurationError, NoProgressError, PeerError, UnhealthyError, OSError)
 IN_EACH_LINE = {"step": "run.step", "time": "the time"}  # of what run.log writes
 LEFT_BY_BREAK = {"POP_TOP", "POP_ITER"}  # what CPython does with an iterator when `break` or `return` leaves its loop
@@ -160,39 +149,27 @@ class ResumableRun:
         """See `resume`; `keeps`: snapshots."""
         self.keeps = keeps
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
-        self.state: dict[str, Any] = {}
         optimizers = objects.of_kind(torch.optim.Optimizer)
-        self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self._next >= self._due)
-        self._counted = bool(optimizers)
-        self._before = 0  # steps that were done before this process
-        self._number, self._at = 0, 0  # of the last boundary after which something had changed, and `step` there
-        self._resumed = 0  # `number` of the snapshot
-        self._pause = Pause()
-        self._finished: tuple[str, int] | None = None  # the loop that a snapshot says was finished, and its total
-        self._total = 0
-        self._iteration = self._lines = self._boundaries = self._postponed = 0
+        self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self._counts.next >= self._due)
+        self._counts = Counts(self._gradients, by_steps=bool(optimizers))
+        self._resumed = self._postponed = 0  # `number` of the snapshot; boundaries with pending gradients
         self._put_off = False  # the last snapshot that was due
-        self._items = 0  # epochs, iterations and batches that this process handed out, the same on all ranks
         self._checked = False  # whether what run.state held at the first boundary could be saved
-        self._turning = False
-        self._loop, self._begun, self._finishing, self._over, self._failed = "", False, False, False, 0
-        self._collected: Collected | None = None  # for the snapshot that is being taken
+        self._turning, self._begun, self._over, self._failed = False, False, False, 0
         self._stopping: str | None = None
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
-        self._position = Position(context)
-        self._looped = False  # whether a loop of ours has begun, at which random generators are set
-        self._first: RandomStates = all_random_states(context.device)  # at the first start of the run
-        self._replays = OwnReplays(context, objects, keeps)
+        self._pause, self._position, self._reads = Pause(), Position(context), PastReads()
+        self._replays = UserReplays(context, objects, keeps)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
+        self._contents = RunContents(
+            context, objects, self._counts, self._position, self._pause, self._replays, self._warn
+        )
         place = context.place
-        self._seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))  # of samples, where they are seeded
         self._disk = DiskRhythm(save_every, 0)
         self._unsaved = Unsaved(objects, context, ignored, keeps)
-        self._structure, self._reads = Structure(objects), PastReads()
         Modes(objects, self._warn)
-        self._declared = Declared(objects, context.warn if place.rank == 0 else lambda text: None)
         atexit.register(self._leave)
         with self._told():
             context.require_same(
@@ -221,7 +198,6 @@ class ResumableRun:
                 lambda tensors: True,  # a mask with -inf is no mistake
                 parts,
             )
-            self._series = context.share_text(secrets.token_hex(8))  # tells this start from others
             if keeps:
                 self._restore()
                 self._unsaved.begin(self._told)
@@ -230,7 +206,7 @@ class ResumableRun:
                 os.environ,
                 context,
                 self._snapshots,
-                self._place,
+                self._contents.place,
                 passed,
                 lambda: found_objects([*objects.all, *ignored]),
             )
@@ -245,19 +221,23 @@ class ResumableRun:
     # What a loop calls
 
     @property
+    def state(self) -> dict[str, Any]:
+        """Plain values of the user's, which are saved and restored with everything else."""
+        return self._contents.state
+
+    @state.setter
+    def state(self, values: dict[str, Any]) -> None:
+        self._contents.state = values
+
+    @property
     def step(self) -> int:
         """How many steps the (first) optimizer has done; without an optimizer, how many boundaries there were."""
-        return self._before + (self._gradients.steps if self._counted else self._boundaries)
+        return self._counts.step
 
     @property
     def number(self) -> int:
-        """By which snapshots are known (see Contents): `step`, but that each boundary counts at which any optimizer stepped."""
-        return self._number
-
-    @property
-    def _next(self) -> int:
-        """What `number` will be at the next boundary, if there is none before."""
-        return self._number + max(int(self._counted), self.step - self._at)
+        """By which snapshots are known: `step`, but that each boundary counts at which any optimizer stepped."""
+        return self._counts.number
 
     @property
     def batch(self) -> int:
@@ -282,11 +262,13 @@ class ResumableRun:
         context = self._context
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             self._unsaved.note_read(loader)
-            self._declared.note_batches(self._position.calls, loader)
-            if self._witness and not self._loop:
+            self._contents.declared.note_batches(self._position.calls, loader)
+            if self._witness and not self._counts.loop:
                 self._witness.begin("batches")
             try:
-                for batch in self._position.batches(loader, self._seed if exact_augmentation else None, self._turn):
+                for batch in self._position.batches(
+                    loader, self._contents.seed if exact_augmentation else None, self._turn
+                ):
                     if self._position.is_first and context.place.rank == 0:
                         self._warn(explain_counter(sys._getframe()))
                     self._hand_out("batches")
@@ -313,21 +295,21 @@ class ResumableRun:
         with self._told():
             if not self.keeps and self.state:
                 raise ConfigurationError("run.state is saved by snapshots, and slipway.resume has snapshots=False.")
-            if not self._counted and (step is not None or self._turning or not self._loop):
-                self._boundaries = self._boundaries + 1 if step is None else step - self._before
-            stepped = self._gradients.stepped or not self._counted
+            if not self._counts.by_steps and (step is not None or self._turning or not self._counts.loop):
+                self._counts.boundaries = self._counts.boundaries + 1 if step is None else step - self._counts.before
+            stepped = self._gradients.stepped or not self._counts.by_steps
             moved = stepped and not self._pause.within
             if moved:
                 self._note_moved()
                 if not self._turning:
-                    past = self._loop == "epochs" and not self._position.reads
+                    past = self._counts.loop == "epochs" and not self._position.reads
                     self._warn(self._reads.note_past(self.state) if past else self._reads.end(None))
                     self._reads.begin()
             self._context.progress(self.number)
             self._context.beat(Phase.TRAIN)
             if not self._checked:
-                self._checked = bool(pack_plain(self.state, "run.state", {}))  # refuses now what could not be saved
-            self._unsaved.look(self._position.generators, bare=not self._items)
+                self._checked = self._contents.check_state()  # refuses now what could not be saved
+            self._unsaved.look(self._position.generators, bare=not self._counts.items)
             if self._witness and (moved or self._turning):
                 self._witness.note_boundary(moved)
             if not stepped:
@@ -343,14 +325,14 @@ class ResumableRun:
                     self._stop_in_pause(self._stopping, stepped)
             elif (self._stopping and saved) or self.number >= self._due:
                 self._save_or_stop(saved)
-            self._context.flag.begin_stop_exchange(place=2 * self._items)
+            self._context.flag.begin_stop_exchange(place=2 * self._counts.items)
         return self._stopping is not None
 
     def _note_moved(self) -> None:
         """Note that the state is another one than at the last boundary."""
         self._begun, self._gradients.stepped = True, False
         self._position.note_resumed()
-        self._number, self._at = self._next, self.step
+        self._counts.move()
 
     def _turn(self) -> None:
         """The boundary between two iterations of `epochs`, `steps` or `batches`."""
@@ -364,7 +346,7 @@ class ResumableRun:
     def _hand_out(self, kind: str) -> None:
         """Note that the body of a loop over `epochs`, `steps` or `batches` begins."""
         self._begun = True
-        self._items += 1
+        self._counts.items += 1
         self._pause.begin(kind, self._context.device)
         self._reads.begin()
 
@@ -388,7 +370,7 @@ class ResumableRun:
             if self._sinks is None:
                 self._sinks = open_sinks(self._context.place.run_dir, self.step, "", {}, self._context.warn)
             self._sinks.write(self.step, **numbers)
-        self._lines += 1
+        self._counts.lines += 1
 
     def replay(self, work: Callable[..., Any], *batch: Any, every: int | str = AUTO) -> None:
         """Have all ranks compute the same micro-batch every few steps, and compare the results (docs/replicas.md).
@@ -440,10 +422,10 @@ class ResumableRun:
             if not self._begun and self._snapshots.saved is not None:
                 self._end(Word.FINISHED, f"was already finished at step {self.step}")
                 return
-            self._finishing = True
+            self._counts.finishing = True
             self._snapshots.saved = None  # what followed the last boundary may have changed anything
             self._context.beat(Phase.SAVE)
-            self._snapshots.save(self, live=True)
+            self._snapshots.save(self._contents, live=True)
             self._end(Word.FINISHED, f"{self.step} steps")
 
     # The loops
@@ -451,12 +433,14 @@ class ResumableRun:
     def _begin_loop(self, name: str, total: Any) -> int:
         with self._told():
             count = require_count(f"run.{name}: ", total)
-            if self._loop:
+            if self._counts.loop:
                 raise ConfigurationError(
-                    f"run.{name} was called after run.{self._loop}, but a run has only one loop. Give the total to a single call."
+                    f"run.{name} was called after run.{self._counts.loop}, but a run has only one loop. Give the total to a "
+                    "single call."
                 )
-        self._loop, self._total = name, count
-        return 0 if self._finished and self._finished[0] == name and count <= self._finished[1] else count
+        self._counts.loop, self._counts.total = name, count
+        loop, total_before = self._counts.finished or ("", 0)
+        return 0 if loop == name and count <= total_before else count
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position
@@ -478,12 +462,12 @@ class ResumableRun:
         if self._witness:
             self._witness.begin("steps")
         try:
-            while self._iteration < total:
+            while self._counts.iteration < total:
                 self._position.restore_random()
                 self._position.note_resumed()
                 self._hand_out("steps")
-                yield self._iteration
-                self._iteration += 1
+                yield self._counts.iteration
+                self._counts.iteration += 1
                 self._turn()
         except GeneratorExit:
             self._finish_if_left(sys._getframe(1))
@@ -494,8 +478,8 @@ class ResumableRun:
         """Finish where `break` or `return` left the loop in that frame, and not where an exception did."""
         code = loop.f_code.co_code
         if dis.opname[code[loop.f_lasti]] in LEFT_BY_BREAK:
-            if self._loop == "steps":
-                self._iteration += 1
+            if self._counts.loop == "steps":
+                self._counts.iteration += 1
             try:
                 self.finish()
             except SystemExit:  # which Python would print, and ignore
@@ -519,7 +503,7 @@ class ResumableRun:
         """Return when all ranks have left their loops, at the same place. Raises ConfigurationError where one goes on."""
         flag, begun, told = self._context.flag, time.monotonic(), False
         self._finish_exchange()
-        flag.begin_stop_exchange(place=2 * self._items + 1)
+        flag.begin_stop_exchange(place=2 * self._counts.items + 1)
         while not flag.done:
             if not told and time.monotonic() - begun > ALONE:
                 told = True
@@ -530,115 +514,19 @@ class ResumableRun:
             time.sleep(0.005)
         self._finish_exchange()
 
-    # What a snapshot contains (see Contents)
-
-    @property
-    def mark(self) -> Hashable:
-        """See Contents."""
-        return (self.number, self.step, self._iteration, *self._position.describe().values())
-
-    def _place(self) -> dict[str, Any]:
-        """Return the position, for the witness of a proving run."""
-        return {"step": self.number, "iteration": self._iteration, **self._position.describe()}
-
-    def align(self) -> None:
-        """Nothing is: what differs is stored for each rank."""
-
-    def require_sound(self) -> None:
-        """Forbid nothing: whether a number may be infinite is the user's affair."""
-
-    def of_rank(self) -> Mapping[str, torch.Tensor]:
-        """See Contents."""
-        tensors, packed, sharded = self._objects.collect()
-        tensors[RUN] = {}
-        self._collected = Collected(tensors, packed, sharded, pack_plain(self.state, "run.state", tensors[RUN]))
-        parts = {"lines": self._lines, "own": {}, "first": dict(self._first), **self._position.of_rank()}
-        own = to_bytes(parts, "the data loader's state_dict()")
-        differing, most = own_pieces(self._context, self._objects, self._collected, len(own))
-        if not most:
-            own = to_bytes({**parts, "own": differing}, "the data loader's state_dict()")
-            most = int(max(self._context.gather_number(len(own))))
-        # Room in memory is made for tensors of certain sizes, and a snapshot of other sizes is not kept while new room is
-        # made. The texts in here differ in length from step to step.
-        size = max(SMALLEST, 1 << (most - 1).bit_length())
-        data = torch.cat(
-            [torch.tensor([len(own)]).view(torch.uint8), own, torch.zeros(size - len(own), dtype=torch.uint8)]
-        )
-        return {**other_random_states(), **(self._pause.states or {}), "data": data}
-
-    def collect(self) -> tuple[Tensors, dict[str, Any]]:
-        """See Contents."""
-        collected, self._collected = self._collected, None
-        assert collected is not None  # by `of_rank`
-        for change in self._structure.changes():
-            self._warn(change)
-        number = number_of(self._series, self.mark, self._finishing)
-        return collected.tensors, {
-            "loop": OWN,
-            "objects": collected.packed,
-            **({"sharded": collected.sharded, "set": number} if collected.sharded else {}),
-            "kinds": self._objects.kinds,
-            "values": collected.values,
-            "position": self._position.describe(),
-            "iteration": self._iteration,
-            "steps": self.step,
-            "fresh": self._pause.fresh,
-            "finished": [self._loop, self._total] if self._finishing else None,
-            "looped": self._looped or bool(self._loop) or self._position.used,
-            "seed": self._seed,
-            "declared": self._declared.state(),
-            "arguments": redact_words(sys.argv[1:]),
-            **self._replays.state(),
-        }
-
     def _restore(self) -> None:
         context, place = self._context, self._context.place
         found = self._snapshots.find(place.resume)
-        lines = 0
         if found is not None:
-            state, ranks = found.snapshot.state, found.snapshot.tensors["ranks"]
-            if state.get("loop") != OWN:
-                origin = f"the workload {state['workload']}" if "workload" in state else "another program"
-                raise ConfigurationError(
-                    f"The snapshot to resume from is one of {origin}, not of a script with slipway.resume."
-                )
-            if not is_launched(self._environ) and not self._environ.get("SLIPWAY_RESUME"):
-                require_same_arguments(redact_words(sys.argv[1:]), state["arguments"], str(place.run_dir))
-            before = state["world_size"]
-            rank = place.rank if before == place.world_size else None
-            data = data_of(ranks, place.rank if place.rank < before else 0)
-            own = data["own"] if rank is not None else data_of(ranks, 0)["own"]
-            if rank is None and own:
-                context.say(
-                    f"note: {before} processes had values of their own of {names_of(own)}: all have rank 0's now"
-                )
-            snapshot = with_own(found.snapshot, own)
-            self._objects.load(snapshot)
-            self._declared.load(state["declared"])
-            self.state.update(unpack(snapshot.state["values"], snapshot.tensors[RUN]))
-            self._before = self._at = state.get("steps", snapshot.step)
-            self._resumed = self._number = snapshot.step
-            self._iteration, self._seed = state["iteration"], state["seed"]
-            self._finished = tuple(state["finished"]) if state.get("finished") else None
-            self._replays.resume(snapshot.step, state)
-            lines = data_of(ranks, 0)["lines"]
-            load_random_states(context.device, ranks, rank, self._seed + self.step + place.rank)
-            self._position.load(state["position"], data, before)
-            if state["fresh"]:
-                self._position.note_resumed()
-            self._looped = state["looped"]
-            if (self._looped or state["fresh"]) and context.device.type in data[
-                "first"
-            ]:  # the loop sets those of the snapshot
-                self._first = data["first"]
-                set_random_states(context.device, self._first)
+            self._contents.load(found.snapshot, self._environ)
+            self._resumed = self.number
             context.progress(self.number)
         if place.rank == 0:
-            self._lines = keep_first_metrics(place.run_dir / METRICS_FILE, lines)
+            self._counts.lines = keep_first_metrics(place.run_dir / METRICS_FILE, self._counts.lines)
         self._snapshots.rhythm = Rhythm(self._snapshots.rhythm.every, self.number)
         self._disk = DiskRhythm(self._disk.every, self.number)
         if found is not None:
-            self._snapshots.settle(found, self, due=False)
+            self._snapshots.settle(found, self._contents, due=False)
 
     # Boundaries and the end
 
@@ -680,20 +568,20 @@ class ResumableRun:
         if self.number >= self._disk.due:
             self._context.beat(Phase.SAVE)
             self._disk.begin(self.number)
-            self._snapshots.save(self)
+            self._snapshots.save(self._contents)
             costs = self._context.gather(self._disk.costs(self._snapshots.writer.seconds))
             self._disk.go_on(self.number, costs)
             self._context.beat(Phase.TRAIN)
-        self._snapshots.keep_in_memory(self, spent)
-        self._collected = None  # where this rank keeps none
+        self._snapshots.keep_in_memory(self._contents, spent)
+        self._contents.drop()
 
     def _stop_in_pause(self, word: str, stepped: bool) -> None:
         """Stop at a boundary after which nothing has changed, or within an iteration, unless gradients are pending."""
         if any(self._context.total(self._gradients.pending)) or not self._pause.may_stop(stepped):
             return
         if self._pause.within and stepped:
-            self._number, self._at = self._next, self.step
-            self._iteration += self._pause.within == "steps"
+            self._counts.move()
+            self._counts.iteration += self._pause.within == "steps"
         elif self._pause.within == "batches" and not self._position.give_back():
             return
         self._unsaved.require_in_place()
@@ -705,7 +593,7 @@ class ResumableRun:
     def _stop(self, word: str) -> None:
         self._context.beat(Phase.SAVE)
         if self.keeps:
-            self._snapshots.save(self, live=True)
+            self._snapshots.save(self._contents, live=True)
         self._end(word, f"{word} at step {self.number}{', snapshot saved' if self.keeps else ''}")
         raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
 
@@ -784,79 +672,3 @@ class ResumableRun:
         process, and what Python does at its end takes up to a second."""
         told = signal.SIGTERM in self._passed_over and not self._over
         return told and not (self._context.place.node_dir / STOP_FILE).exists()
-
-
-class DiskRhythm:
-    """The steps of snapshots on the disk, the same on all ranks: every so many steps, or as often as costs next to nothing."""
-
-    def __init__(self, every: int | None, step: int) -> None:
-        """Start at `step`. `every`: steps, 0 for none, None for as often as LEAST, SHARE and BUSY allow."""
-        self.every = every
-        self.due: float = step + 1 if every is None else next_multiple(every, step) if every else math.inf
-        self._since = step, time.perf_counter()
-        self._begun = 0.0
-        self._pace = 0.0
-
-    def begin(self, step: int) -> None:
-        """Note that a snapshot is begun."""
-        self._begun = time.perf_counter()
-        before, then = self._since
-        self._pace = (self._begun - then) / max(1, step - before)
-
-    def costs(self, writing: float) -> torch.Tensor:
-        """Return, to be exchanged, the seconds for which training was held up, of the last write, and of a step."""
-        return torch.tensor([time.perf_counter() - self._begun, writing, self._pace], dtype=torch.float64)
-
-    def go_on(self, step: int, costs: Sequence[torch.Tensor]) -> None:
-        """Choose the next step from the `costs` of all ranks."""
-        self._since = step, time.perf_counter()
-        if self.every is not None:
-            self.due = next_multiple(self.every, step)
-            return
-        stall, writing, _ = torch.stack([*costs]).max(0).values.tolist()
-        pace = max(costs[0][2].item(), 1e-6)
-        self.due = step + max(1, math.ceil(max(LEAST, stall / SHARE, writing / BUSY) / pace))
-
-
-def number_of(*what: object) -> int:
-    """Return a number for a state, by which its parts know each other."""
-    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "little")
-
-
-def data_of(ranks: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:
-    """Undo `ResumableRun.of_rank` for its data."""
-    stored = ranks[f"{rank}.data"].contiguous()
-    size = int(stored[:8].clone().view(torch.int64))
-    return dict(from_bytes(stored[8 : 8 + size]))
-
-
-def end_badly(error: BaseException, place: Place | None, so_far: WorkerOutcome, environ: Mapping[str, str]) -> int:
-    """Write down and print why the process cannot go on. Returns its exit code."""
-    if place is None and is_launched(environ):
-        place = read_place(environ)
-    if place is not None and is_launched(environ):
-        report_failure(error, place, so_far)
-    elif place is None or place.local_rank == 0 or not isinstance(error, ConfigurationError):
-        print("slipway:", str(error).replace("--run-dir PATH", "SLIPWAY_RUN_DIR=PATH"), file=sys.stderr, flush=True)
-    return 1 if is_under_torchrun(environ) else CODE_OF[Word(outcome_word(error))]
-
-
-def release_models() -> None:
-    """Take the reducers from all DistributedDataParallel objects, and so their process group.
-
-    One that is alive while the interpreter ends aborts one process in five (`terminate called without an active exception`).
-    """
-    for each in live_models():
-        for name in ("reducer", "logger", "process_group"):
-            each.__dict__.pop(name, None)
-    gc.collect()
-
-
-def has_static_graph() -> bool:
-    """Whether a live DistributedDataParallel object has static_graph=True."""
-    return any(each.static_graph for each in live_models())
-
-
-def live_models() -> list[DistributedDataParallel]:
-    """Return all DistributedDataParallel objects of the process, wherever they are."""
-    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

@@ -17,9 +17,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.found import is_users, tensors_of
-from slipway.train.own.objects import Objects
-from slipway.train.own.saved_states import bits_of
+from slipway.train.user.found import is_users, tensors_of
+from slipway.train.user.objects import Objects
+from slipway.train.user.saved_states import bits_of
 
 SHOWN = 3  # parameters in a message
 SEEDING = (

@@ -1,4 +1,4 @@
-"""How a user's process joins its job: under `slipway`, under another launcher such as torchrun, or alone."""
+"""How a user's process joins its job, and says why it cannot go on: under `slipway`, torchrun or another launcher, or alone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ import torch.distributed as dist
 from slipway.options.paths import require_local
 from slipway.process.folder_lock import FolderLock, Holder, is_alive, is_here, name_of, read_holder, this_process
 from slipway.protocol import files
+from slipway.protocol.errors import CODE_OF
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.protocol.redact import redact_words
-from slipway.train.own.declared import differing_options
-from slipway.train.worker.context import Context, pass_over_stops
-from slipway.train.worker.launcher import Heartbeat
+from slipway.train.user.declared import differing_options
+from slipway.train.worker.context import Context, pass_over_stops, report_failure
+from slipway.train.worker.launcher import Heartbeat, WorkerOutcome, outcome_word
 from slipway.train.worker.place import COLLECTIVE_TIMEOUT, Place, read_place, silent_stdout
 
 SIGNALS = {signal.SIGTERM: Word.STOPPED, signal.SIGUSR1: Word.STOPPED, signal.SIGINT: Word.CANCELLED}
@@ -221,3 +222,14 @@ def handle_stops(context: Context, environ: Mapping[str, str], passed_over: set[
     for number in replaced:
         signal.signal(number, raise_flag)
     return replaced
+
+
+def end_badly(error: BaseException, place: Place | None, so_far: WorkerOutcome, environ: Mapping[str, str]) -> int:
+    """Write down and print why the process cannot go on. Returns its exit code."""
+    if place is None and is_launched(environ):
+        place = read_place(environ)
+    if place is not None and is_launched(environ):
+        report_failure(error, place, so_far)
+    elif place is None or place.local_rank == 0 or not isinstance(error, ConfigurationError):
+        print("slipway:", str(error).replace("--run-dir PATH", "SLIPWAY_RUN_DIR=PATH"), file=sys.stderr, flush=True)
+    return 1 if is_under_torchrun(environ) else CODE_OF[Word(outcome_word(error))]

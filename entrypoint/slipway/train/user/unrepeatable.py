@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from slipway.train.own.names import state_of_model, without_wrappers
-from slipway.train.own.objects import Objects, shapes
-from slipway.train.own.sources import parts_of
+from slipway.train.user.names import state_of_model, without_wrappers
+from slipway.train.user.objects import Objects, shapes
+from slipway.train.user.sources import parts_of
 
 SHOWN = 3  # names in a line
 COUNTERS: tuple[type, ...] = (enumerate, zip, islice)

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.sharding import is_sharded
 from slipway.train.snapshots.tensors import DTYPES, safetensors_chunks
+from slipway.train.user.sharding import is_sharded
 
 ALLOWED = (
     "Allowed are tensors, numbers, strings, None, True and False, numpy's arrays and numbers, and lists, tuples and "

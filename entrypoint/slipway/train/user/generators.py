@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from slipway.train.own.found import GENERATORS
-from slipway.train.own.sources import inner_of
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.user.found import GENERATORS
+from slipway.train.user.sources import inner_of
 
 RandomStates = Mapping[str, torch.Tensor]
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState

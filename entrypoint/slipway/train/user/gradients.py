@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from slipway.train.own.sharding import local
+from slipway.train.user.sharding import local
 
 FEW = 9  # optimizers; with one for each parameter, the time would grow with the square of their number
 # The gradient of each parameter that has one, by the parameter's id, and its version. Weak references, since a new gradient may

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.generators import (
+from slipway.train.snapshots.state import set_random_states
+from slipway.train.user.generators import (
     Draws,
     Generator,
     RandomStates,
@@ -16,9 +17,8 @@ from slipway.train.own.generators import (
     set_generator,
     state_of_generator,
 )
-from slipway.train.own.sources import BatchSource, open_source, set_epoch
-from slipway.train.own.unrepeatable import Iterators
-from slipway.train.snapshots.state import set_random_states
+from slipway.train.user.sources import BatchSource, open_source, set_epoch
+from slipway.train.user.unrepeatable import Iterators
 from slipway.train.worker.context import Context
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipway.train.own.generators import RandomStates, all_random_states
+from slipway.train.user.generators import RandomStates, all_random_states
 
 
 class Pause:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from slipway.train.own.found import GENERATORS, Variable, walk
-from slipway.train.own.objects import Objects, path
-from slipway.train.own.sharding import local
 from slipway.train.snapshots.tensors import sum_of_bits
+from slipway.train.user.found import GENERATORS, Variable, walk
+from slipway.train.user.objects import Objects, path
+from slipway.train.user.sharding import local
 
 TORCHS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)  # whose states are no copies
 FRESH = 624  # the position of a RandomState that nothing was drawn from since it was seeded

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipway.train.own.objects import Objects, Tensors, file_of
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.tensors import raw_bytes
+from slipway.train.user.objects import Objects, Tensors, file_of
 from slipway.train.worker.context import Context
 
 COMPARED = 2**24  # bytes of an object's tensors, the smallest first: to hash them takes 16 ms

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.found import (
+from slipway.train.user.found import (
     GENERATORS,
     FoundObject,
     Variable,
@@ -30,12 +30,12 @@ from slipway.train.own.found import (
     tensors_of,
     walk,
 )
-from slipway.train.own.names import without_wrappers
-from slipway.train.own.objects import NAME, Objects
-from slipway.train.own.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
-from slipway.train.own.sources import inner_of
-from slipway.train.own.too_late import Seeding, Weights
-from slipway.train.own.weight_copies import WeightCopies
+from slipway.train.user.names import without_wrappers
+from slipway.train.user.objects import NAME, Objects
+from slipway.train.user.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
+from slipway.train.user.sources import inner_of
+from slipway.train.user.too_late import Seeding, Weights
+from slipway.train.user.weight_copies import WeightCopies
 from slipway.train.worker.context import Context
 
 ALONE = 10  # boundaries with steps of other optimizers alone; a gradient scaler may leave out a few steps

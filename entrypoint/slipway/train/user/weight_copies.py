@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipway.train.own.found import Variable, places_of_variables, tensors_of, walk
-from slipway.train.own.objects import Objects
-from slipway.train.own.saved_states import SavedStates, bits_of
+from slipway.train.user.found import Variable, places_of_variables, tensors_of, walk
+from slipway.train.user.objects import Objects
+from slipway.train.user.saved_states import SavedStates, bits_of
 
 
 class WeightCopies:

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.found import GENERATORS
-from slipway.train.own.generators import set_generator, state_of_generator
-from slipway.train.own.names import state_of_model, without_wrappers, wrapped_state
-from slipway.train.own.sharding import Layouts, require_known
-from slipway.train.own.values import Packing, describe, unpack
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.state import laid_out
+from slipway.train.user.found import GENERATORS
+from slipway.train.user.generators import set_generator, state_of_generator
+from slipway.train.user.names import state_of_model, without_wrappers, wrapped_state
+from slipway.train.user.sharding import Layouts, require_known
+from slipway.train.user.values import Packing, describe, unpack
 
 Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # also that of a file

@@ -10,8 +10,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.own.objects import Objects
-from slipway.train.own.sources import inner_of
+from slipway.train.user.objects import Objects
+from slipway.train.user.sources import inner_of
 
 FOLLOWING = {
     "base_lrs",
