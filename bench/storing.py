@@ -24,7 +24,7 @@ from report import Report, options_parser, read_options
 from sides import Spread
 from snapshot_sides import STEPS, make_training, seconds, take_steps
 
-from slipway.protocol.files import RUN_FILE, STORE_FILE, node_folder, read_json
+from slipway.protocol.files import RUN_FILE, node_folder, read_json
 from slipway.protocol.snapshots import newest_step
 from slipway.train.loop.saving import save, wait_for_writers
 from slipway.train.loop.training import Training
@@ -54,7 +54,7 @@ class Copying:
     @property
     def record(self) -> dict[str, Any]:
         """What it says of the copy."""
-        return read_json(node_folder(self.run, 0) / STORE_FILE)
+        return read_json(node_folder(self.run, 0) / "store.json")
 
     @property
     def busy(self) -> bool:

@@ -96,19 +96,6 @@ def test_a_job_with_a_restart_from_the_start_of_its_process(hands: Hands, run: R
     assert run.node(0).failures() == [{"attempt": 1, **told}]
 
 
-def test_it_says_how_old_the_newest_copy_in_the_store_is(hands: Hands, run: Run) -> None:
-    books = keep_books(hands)
-    books.meet(run, books.ledger, again=False)
-    train(hands, books, EVERY, 0, 40)
-    assert "store" not in json.loads((run.node(0).path / "ledger.json").read_text())
-    for taken, old in ((hands.now + 1000 - 35.0, 36.0 + EVERY), (None, None)):
-        (run.node(0).path / "store.json").write_text(json.dumps({"store": "s3://b/run", "step": 20, "taken": taken}))
-        hands.now += 1
-        train(hands, books, EVERY, 0, 40)
-        assert json.loads((run.node(0).path / "ledger.json").read_text())["store"] == {"step": 20, "age": old}
-    assert run.ledger() is not None
-
-
 def test_it_is_written_every_few_seconds_while_an_attempt_runs(hands: Hands, run: Run) -> None:
     books = keep_books(hands)
     books.meet(run, books.ledger, again=False)

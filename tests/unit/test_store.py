@@ -20,9 +20,6 @@ from google_stand_in import BUCKET, Google, serve_google
 from ports import take_port
 from store_contract import CONTRACT
 
-from slipway.launch.run_directory.bookkeeping import write_ledger
-from slipway.launch.run_directory.node_directory import NodeDirectory
-from slipway.launch.verdict.ledger import Ledger
 from slipway.protocol.files import RUN_FILE
 from slipway.protocol.proxies import proxy_variable
 from slipway.protocol.snapshots import MANIFEST, SUSPECT, newest_step
@@ -34,6 +31,7 @@ from slipway.store.copier import Assignment, Copier, CopyService
 from slipway.store.folder import FolderStore
 from slipway.store.layout import Location
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
+from slipway.store.progress import read_progress
 from slipway.store.records import fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -872,12 +870,10 @@ def test_right_after_a_fetch_the_age_of_the_copy_is_known_though_the_store_answe
     (run / RUN_FILE).write_text('{"workload": "gpt", "attempt": 2}')
     service.do_copy({"run": "run", "attempt": 2, "path": str(run), "node": str(run), "ranks": [0], "keep": 2})
     service._tick()
-    record = NodeDirectory(run).store
+    record = read_progress(run)
     assert (record.store, record.step, record.taken) == (f"file://{tmp_path}/store/run", 5, 1_795_000_000.0)
     assert record.describe(1_795_003_600.0).endswith("is of step 5, 3600 s old")
     assert "there is no folder" in record.error
-    write_ledger(run, Ledger(until=1_795_003_600.0), store=record)
-    assert json.loads((run / "ledger.json").read_text())["store"] == {"step": 5, "age": 3600.0}
 
 
 def test_after_copies_that_succeeded_at_the_end_no_error_is_reported(tmp_path: Path) -> None:
@@ -1016,14 +1012,14 @@ def test_snapshots_that_may_not_be_deleted_are_reported_as_long_as_they_are_ther
         make_snapshot(run, step)
         for _ in range(3):
             service._tick()
-            assert NodeDirectory(run).store.error == ("AccessDenied" if step > 1 else "")
-        assert steps_in(store)[0] == NodeDirectory(run).store.step == step
+            assert read_progress(run).error == ("AccessDenied" if step > 1 else "")
+        assert steps_in(store)[0] == read_progress(run).step == step
     service._finishing.set()  # as the request does that comes before
     assert service.do_finish({}) == {"step": 3, "newest": 3, "failure": ""}, "the end does not wait for it"
     service._finishing.clear()
     calm(store)
     service._tick()
-    assert NodeDirectory(run).store.error == ""
+    assert read_progress(run).error == ""
     assert steps_in(store) == [3]
 
 

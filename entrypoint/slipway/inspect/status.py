@@ -1,5 +1,6 @@
 """What is known about a run from its directory: who runs it, where each rank stands, how it ended."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from slipway.launch.run_directory.node_directory import (
     NodeDirectory,
     RankStatus,
     SpareNode,
-    StoreRecord,
     WaitingRecord,
 )
 from slipway.launch.run_directory.records import NodeEnd, OutcomeRecord, RunRecord
@@ -32,6 +32,7 @@ from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
 from slipway.protocol.printable import printable, utc
 from slipway.protocol.replicas import FindingKind, ReplicaDifference
+from slipway.store.progress import CopyProgress, newest_progress
 
 SHOWN = 5  # attempts that failed, the newest
 FOREIGN_PATIENCE = (
@@ -63,7 +64,7 @@ class Status:
     failures: Sequence[Mapping[str, Any]] = ()  # attempts that failed, oldest first
     differences: Sequence[ReplicaDifference] = ()  # of the model's replicas, oldest first
     stopping: Mapping[int, str] = field(default_factory=dict)  # why the workers of a node are to stop
-    store: StoreRecord | None = None  # how far the copy of rank 0's node is
+    store: CopyProgress | None = None  # how far the copy of rank 0's node is
     spares: Sequence[SpareNode] | None = None  # nodes that wait; None of a job without spare nodes
 
     @property
@@ -129,7 +130,7 @@ def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
         waiting,
         tuple(beats),
         tuple(ages),
-        store.step if (store := run.store) and store.fetched is not None else run.newest_step,
+        store.step if (store := newest_progress(run.path)) and store.fetched is not None else run.newest_step,
         run.outcome,
         run.outcome_json,
         next((hang for node in living if (hang := node.hang)), ""),
@@ -223,14 +224,14 @@ def status_lines(status: Status) -> list[str]:
     return lines
 
 
-def _store_json(store: StoreRecord | None) -> dict[str, Any] | None:
+def _store_json(store: CopyProgress | None) -> dict[str, Any] | None:
     """What is known of the copy, with its age in seconds."""
     if store is None:
         return None
-    return store._asdict() | {"age": store.age(time.time())}
+    return dataclasses.asdict(store) | {"age": store.age(time.time())}
 
 
-def _store_line(store: StoreRecord) -> str:
+def _store_line(store: CopyProgress) -> str:
     """The same for people: how old the newest copy is, what is being copied, and why it fails, if it does."""
     text = store.describe(time.time())
     if store.copying is not None:

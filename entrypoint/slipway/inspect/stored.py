@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipway.launch.companions.copies import require_store
-from slipway.launch.run_directory.node_directory import StoreRecord
 from slipway.protocol.durable import make_folder
 from slipway.protocol.errors import UNHEALTHY, LaunchError, code_of
-from slipway.protocol.files import STORE_FILE, node_folder, write_json
+from slipway.protocol.files import node_folder
 from slipway.protocol.printable import listed
 from slipway.store import open_store
 from slipway.store.address import parse_store
 from slipway.store.catalog import Catalog
 from slipway.store.claims import identify
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError
+from slipway.store.progress import CopyProgress, write_progress
 from slipway.store.records import fetch_records
 from slipway.store.restore import drop_outdated, restore
 
@@ -91,10 +91,10 @@ def _fetch(store: ObjectStore, run: str, path: Path, address: str, snapshots: bo
     with suppress(MissingObjectError):  # the snapshot has been deleted since it was listed
         taken = catalog.taken(newest[0]) if newest else None
     step = newest[0].place.step if newest else None
-    record = StoreRecord(store=address, step=step, taken=taken, fetched=time.time())
+    progress = CopyProgress(store=address, step=step, taken=taken, fetched=time.time())
     node = node_folder(path, 0)
     make_folder(node)
-    write_json(node / STORE_FILE, record._asdict())
+    write_progress(node, progress)
 
 
 def _explain_name(store: ObjectStore, run: str) -> str:

@@ -39,7 +39,6 @@ LEDGER_FILE = "ledger.json"  # how the time of the job was spent, so far
 HANG_FILE = "hang.json"  # what is told of a hang, while it lasts
 LAUNCHER_FILE = "launcher.json"  # who holds the folder
 RANKS_FILE = "ranks.json"  # how far the ranks of a script are, as its launcher sees it
-STORE_FILE = "store.json"  # how far the copy in the store is
 HONOURS_STOP = "honours-stop"  # its workers look at the flag
 LOGS = "logs"  # a folder with a file per rank, and torchrun's
 OUTCOMES, HEARTBEATS = "outcome", "heartbeat"  # folders with a file per rank that tells about one attempt

@@ -31,6 +31,7 @@ from slipway.store.catalog import Catalog
 from slipway.store.claims import SupersededAttemptError, claim, creates_once, highest_claim, read_claim, require_newest
 from slipway.store.layout import RECORDS, Location, claim_name
 from slipway.store.objects import MissingObjectError, ObjectStore, StoreError, StoreRefusedError, UnreachableError
+from slipway.store.progress import CopyProgress, write_progress
 from slipway.store.records import RecordCopy, fetch_records
 from slipway.store.restore import restore
 from slipway.store.retention import clean
@@ -42,27 +43,6 @@ RETRY = (2.0, 5.0, 15.0, 30.0)  # s before the next try, the last one from then 
 CLAIMS_EVERY = 15.0  # s between polls for a later attempt
 METRICS_EVERY = 60.0  # s between two copies of metrics.jsonl, which grows
 NICE = 10
-
-
-@dataclass
-class CopyProgress:
-    """What the node's file says about the copy. Times are Unix seconds.
-
-    `step`: the newest snapshot in the store that is complete, and when it was `taken`; `copying`: the one on its way, and how
-    many bytes of it are there; `error` lasts until a request succeeds; `superseded`: a later attempt has claimed the run.
-    """
-
-    store: str = ""
-    attempt: int = 0
-    step: int | None = None
-    taken: float | None = None
-    copying: int | None = None
-    done: int = 0
-    total: int = 0
-    error: str = ""
-    superseded: str = ""
-    seconds: float = 0.0  # of processor time
-    bytes: int = 0  # copied in all
 
 
 @dataclass(frozen=True)
@@ -177,7 +157,7 @@ class Copier:
         """Write down how far it is, where `slipway status` and the launcher look."""
         self.progress.seconds = round(time.process_time(), 2)
         with suppress(OSError):
-            files.write_passing_json(self.to.node / files.STORE_FILE, dataclasses.asdict(self.progress))
+            write_progress(self.to.node, self.progress)
 
     def _claim(self) -> bool:
         """Claim the attempt on the node of rank 0, wait for the claim elsewhere. Returns whether there is one."""

@@ -30,6 +30,7 @@ from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import CODE_OF, UNHEALTHY, LaunchError
 from slipway.protocol.printable import printable
 from slipway.store.address import SEGMENT, StoreAddress
+from slipway.store.progress import read_progress
 
 POLL = 5.0  # s between polls of the progress of the copy
 PATIENCE = 60.0  # s without an answer from a store after which a line says so
@@ -196,7 +197,7 @@ class Stores(Companion):
 
     def _look(self, node: NodeDirectory, now: float) -> None:
         self._revive()
-        self._polled, record = now, node.store
+        self._polled, record = now, read_progress(node.path)
         if record.attempt == self._attempt:  # else it is of an earlier one, of another launcher perhaps
             self.superseded = record.superseded
         if not record.error:
@@ -245,12 +246,12 @@ class Stores(Companion):
         until = min(ends) - MARGIN if ends else None
         self._revive(0.0)
         if self._leads:
-            self._say(f"copying what is new to {node.store.store}")
+            self._say(f"copying what is new to {read_progress(node.path).store}")
         try:
             found = self._ask({"do": "finish"}, grace, until)
         except SilentStoreError as error:
             found = {"failure": str(error)}
-        record = node.store
+        record = read_progress(node.path)
         if record.superseded:
             self._say(f"warning: {record.superseded}")
         elif found.get("failure") or found.get("step") != found.get("newest"):
@@ -325,7 +326,7 @@ class Stores(Companion):
 
     def _done(self) -> int:
         """Bytes that were copied so far: what moves while something is waited for."""
-        return self._node.store.bytes if self._node else 0
+        return read_progress(self._node.path).bytes if self._node else 0
 
 
 def require_store(address: StoreAddress) -> None:

@@ -11,11 +11,12 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.companions.companion import Companion
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import Topology
-from slipway.launch.run_directory.node_directory import NodeDirectory, StoreRecord
+from slipway.launch.run_directory.node_directory import NodeDirectory
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import KINDS, WORK
 from slipway.launch.verdict.verdict import Verdict
 from slipway.protocol.replicas import FindingKind
+from slipway.store.progress import CopyProgress, read_progress
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -108,7 +109,7 @@ class Metrics(Companion):
         yield errors
         if (saved := self._run.newest_step) is not None:
             yield gauge("slipway_snapshot_step", "The step of the newest snapshot.", {(): saved})
-        yield from self._store(self._run.node(topology.node_rank).store)
+        yield from self._store(read_progress(self._run.node(topology.node_rank).path))
         if 0 in topology.ranks:
             yield from self._numbers(self._run)
             yield from self._time(self._run, topology.node_rank)
@@ -130,7 +131,7 @@ class Metrics(Companion):
             "slipway_slower", "The fraction by which the rank that all others wait for is slower.", slower, "rank"
         )
 
-    def _store(self, record: StoreRecord) -> Iterator[Metric]:
+    def _store(self, record: CopyProgress) -> Iterator[Metric]:
         """How old the newest copy in the store is."""
         if not record.store:
             return

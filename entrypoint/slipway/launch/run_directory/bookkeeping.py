@@ -13,7 +13,7 @@ from typing import Any
 
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.node_directory import Beat, StoreRecord, XidCount
+from slipway.launch.run_directory.node_directory import Beat, XidCount
 from slipway.launch.run_directory.run import Run
 from slipway.launch.verdict.ledger import NOTHING, Kind, Ledger, Seen, book_attempt, ledger_json
 from slipway.launch.verdict.verdict import Outcome
@@ -153,7 +153,7 @@ class Books:
         if self._run and self._writes and self._run.is_newest(self._run.attempt):
             node = self._run.node(self._node_rank)
             xids = self._xids + Counter(self._milestones.xids if self._milestones else ())
-            write_ledger(node.path, ledger, self._failures, node.store, xids)
+            write_ledger(node.path, ledger, self._failures, xids)
 
 
 def go_on(ledger: Ledger, kind: Kind, now: float) -> Ledger:
@@ -168,19 +168,15 @@ def write_ledger(
     node_dir: Path,
     ledger: Ledger,
     failures: Sequence[Mapping[str, Any]] = (),
-    store: StoreRecord = StoreRecord(),  # noqa: B008  # a tuple
     xids: Mapping[tuple[int | None, int], int] = MappingProxyType({}),
 ) -> None:
-    """Keep a node's ledger, with what failed, the Xid errors of its GPUs and how old the newest copy in the store is. A disk that
-    is full or away does not end a job that runs.
+    """Keep a node's ledger, with what failed and the Xid errors of its GPUs. A disk that is full or away does not end a job that
+    runs.
     """
-    copy = {"store": {"step": store.step, "age": store.age(ledger.until)}} if store.store else {}
     rows = [XidCount(*key, total)._asdict() for key, total in xids.items()]
     errors = {"xids": rows} if rows else {}
     with suppress(OSError):
-        write_json(
-            node_dir / LEDGER_FILE, {**ledger_json(ledger), **copy, **errors, "failures": list(failures)[-KEPT:]}
-        )
+        write_json(node_dir / LEDGER_FILE, {**ledger_json(ledger), **errors, "failures": list(failures)[-KEPT:]})
 
 
 def earlier_ledger(run: RunDirectory, node_rank: int, clock: Clock = CLOCK) -> Ledger:

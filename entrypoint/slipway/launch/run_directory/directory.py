@@ -37,7 +37,6 @@ from slipway.protocol.files import (
     RUN_FILE,
     SNAPSHOTS,
     STEPS,
-    STORE_FILE,
     node_folder,
     number_in,
     open_run_file,
@@ -50,7 +49,7 @@ from slipway.protocol.files import (
 from slipway.protocol.snapshots import ManifestError, list_snapshots, newest_step, read_manifest, snapshot_attempt
 
 if TYPE_CHECKING:
-    from slipway.launch.run_directory.node_directory import NodeDirectory, RankLog, StoreRecord
+    from slipway.launch.run_directory.node_directory import NodeDirectory, RankLog
     from slipway.launch.verdict.ledger import Ledger
     from slipway.protocol.replicas import ReplicaDifference
 
@@ -170,12 +169,6 @@ class RunDirectory:
         verdict = read_ledger(read_json(self.path / OUTCOME_FILE).get("ledger"))
         found = [ledger for ledger in (self.node(node_rank).ledger(), verdict) if ledger]
         return max(found, key=lambda ledger: ledger.until, default=None)
-
-    @property
-    def store(self) -> StoreRecord | None:
-        """How far the copy in the store is, by the node whose copy is newest; None where there is no store."""
-        found = [record for node in self.nodes(STORE_FILE) if (record := node.store).store]
-        return max(found, key=lambda record: (record.attempt, record.taken or 0.0), default=None)
 
     def differences(self) -> list[ReplicaDifference]:
         """When the replicas of the model differed, oldest first."""

@@ -26,9 +26,7 @@ from slipway.protocol.files import (
     SECONDS,
     SPARES_FILE,
     STACKS_FILE,
-    STEPS,
     STOP_FILE,
-    STORE_FILE,
     TRACE_FILE,
     TRACE_WANTED,
     WAITING_FILE,
@@ -107,37 +105,6 @@ class XidCount(NamedTuple):
     gpu: int | None
     number: int
     total: int
-
-
-class StoreRecord(NamedTuple):
-    """`store.json`: the run's address in the `store`, the newest `step` that is complete there and when it was `taken`; the step
-    that is being copied, and how many bytes of it are `done`; why the last try failed, and who continues the run. `bytes` and
-    `seconds` of processor time in all.
-    """
-
-    store: str = ""
-    attempt: int = 0
-    step: Annotated[int, Between(0, STEPS)] | None = None
-    taken: Seconds | None = None
-    copying: Annotated[int, Between(0, STEPS)] | None = None
-    done: int = 0
-    total: int = 0
-    error: str = ""
-    superseded: str = ""
-    bytes: int = 0
-    seconds: Seconds = 0.0
-    fetched: Seconds | None = None  # in a copy of the run that a command fetched, when that was
-
-    def age(self, now: float) -> float | None:
-        """How old the newest copy is, in seconds; None where that is unknown."""
-        return None if self.taken is None else round(max(0.0, now - self.taken), 1)
-
-    def describe(self, now: float) -> str:
-        """The same in words."""
-        if self.step is None:
-            return f"{self.store} has no snapshot yet"
-        age = "" if self.taken is None else f", {self.age(now):.0f} s old"
-        return f"the newest snapshot in {self.store} is of step {self.step}{age}"
 
 
 class TraceRequest(NamedTuple):
@@ -254,11 +221,6 @@ class NodeDirectory(NamedTuple):
     def stopping(self) -> str:
         """Why its workers were asked to stop, in words; empty where they were not."""
         return read_record(StopRecord, self.path / STOP_FILE).name
-
-    @property
-    def store(self) -> StoreRecord:
-        """How far the copy in the store is."""
-        return read_record(StoreRecord, self.path / STORE_FILE)
 
     def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
         """The newest heartbeat of each rank that has one, of all ranks of the node by default."""
