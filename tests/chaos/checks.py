@@ -74,8 +74,8 @@ def losses(run: Path) -> list[tuple[object, ...]]:
 
 
 def known_files() -> list[str]:
-    """Patterns of what may lie in a run directory, as docs/design.md lists it; holders of a folder are gone at the end."""
-    page = (needs.ROOT / "docs/design.md").read_text()
+    """Patterns of what may lie in a run directory, as docs/internals.md lists it; holders of a folder are gone at the end."""
+    page = (needs.ROOT / "docs/internals.md").read_text()
     table = page.partition("| in `runs/<name>` |")[2].partition("\n\n")[0]
     names = re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.count("|") > 2))
     return [pattern_of(name) for name in names if not name.startswith(("node-R/launcher", "launcher-"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -27,6 +28,9 @@ ELSEWHERE = {
     *("options/NAME.py", "train/workloads/NAME.py", "tests/train/test_sine.py"),
     *("entrypoint/slipway/options/sine.py", "entrypoint/slipway/train/workloads/sine.py"),
 }
+
+# Modules that say at their top how to add what they are about.
+RECIPES = ("launch/resolve/scheduler.py", "store/objects.py", "train/observe/sinks.py", "check/quick.py", "protocol/errors.py")
 
 
 def test_the_readme_lists_the_exit_codes_of_the_code() -> None:
@@ -89,8 +93,16 @@ def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
     assert sorted(path for path in files | folders if find(path) is None) == []
 
 
+@pytest.mark.parametrize("module", RECIPES)
+def test_files_that_the_steps_at_the_top_of_a_module_name_exist(module: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / module).read_text())) or ""
+    paths = re.findall(r"`([\w./-]+\.py)`", text) + re.findall(r"(?:docs|k8s|slurm|compose)/[\w/.-]+\.(?:md|yaml|sbatch)", text)
+    assert len(paths) > 4
+    assert sorted(path for path in paths if find(path) is None) == []
+
+
 def test_names_that_the_map_of_the_code_mentions_are_in_their_files() -> None:
-    text = (ROOT / "docs/design.md").read_text()
+    text = (ROOT / "docs/design.md").read_text() + (ROOT / "docs/internals.md").read_text()
     found = re.findall(r"((?:`\w+`(?:,| and)? )+)(?:in|of) `([\w/]+\.py)`", text)
     found += [(names, path) for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:,| and)? ?)+)", text)]
     assert len(found) > 10

@@ -1,5 +1,22 @@
 """What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock. Its clock is
 only shown to people, and finds the newest of several runs.
+
+To add a store:
+
+1. A class with the methods of `ObjectStore`, as `CloudStore` in `store/cloud.py` and `FolderStore` in `store/folder.py`; a
+   branch in `open_store` in `store/__init__.py`.
+2. Its URL: `parse_store`, `SUPPORTED`, `BUCKETS` and `VARIABLES` in `store/address.py`, which assume scheme://BUCKET/PATH. One
+   with a host also changes `StoreAddress` and `is_store` there, `explain_address` and `COPIES` in `options/paths.py`, and
+   `_transfer` in `cli/data.py`.
+3. Its library: `require_store` in `launch/companions/copies.py`; in pyproject.toml the extra `store`, import-linter's contract
+   and mypy's list of packages without types; the lock files (`make lock`, `make lock-image VARIANT=cpu` and `VARIANT=cuda13`).
+4. How it fails: `kind` in `store/copier.py`, from which `launch/companions/copies.py` makes errors and warnings.
+5. Tests: the tables of addresses in `tests/unit/test_store.py`, which also applies `tests/unit/store_contract.py`,
+   `tests/unit/test_storing.py` and `tests/unit/test_addresses.py`. A real server: a module like `tests/launch/azure_server.py`,
+   its rows in `tests/launch/object_servers.py`, `tests/needs.py` and tests/tools.sh; then `tests/launch/test_store_server.py`
+   and `tests/launch/test_store_faults.py` run on it.
+6. Its rows in docs/storage.md; docs/settings.md and docs/cli.md are generated again; with another port than 443 the
+   NetworkPolicy in k8s/README.md.
 """
 
 from __future__ import annotations

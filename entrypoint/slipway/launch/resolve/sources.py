@@ -268,7 +268,7 @@ def _is_ours(name: str) -> bool:
 
 
 PREFIX = "SLIPWAY_"
-# Beside the settings: what the launcher passes to its workers, and the image to the launcher (docs/design.md); and the tests'.
+# Beside the settings: what the launcher passes to its workers, and the image to the launcher (docs/internals.md); and the tests'.
 WITHIN = frozenset(
     f"{PREFIX}{name}"
     for name in (

@@ -2,6 +2,12 @@
 
 `metrics.jsonl` is always there, and a disk that cannot take it ends the training. All others are optional: one that fails is
 reported once and left out from then on, and the training continues.
+
+To add a service: a class like `Sink`, as `Mlflow` in `train/observe/mlflow_run.py`; a line in `SERVICES` in
+`options/common.py`, whose key is what users type and the name of the package; mypy's list of packages without types in
+pyproject.toml; tests in `tests/train/test_sinks.py`; docs/monitoring.md, and docs/cli.md generated again. If its package prints
+lines at the end of a program, `_FOLLOWS` in `protocol/tracebacks.py` has to know them. The progress line
+(`train/loop/metrics.py`) and Prometheus (`launch/companions/metrics.py`) are no sinks.
 """
 
 from __future__ import annotations
