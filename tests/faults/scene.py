@@ -77,6 +77,12 @@ class Scene:
             return pid
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of all ranks that have said where they stand."""
+        beats = self.run.glob("node-0/heartbeat/rank-*.json")
+        return [int(json.loads(beat.read_text())["pid"]) for beat in beats]
+
     def wait_for_file(self, path: str) -> None:
         """Wait until there is a file in the run directory."""
         wait_until((self.run / path).exists, path)

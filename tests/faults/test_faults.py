@@ -6,8 +6,13 @@ import time
 from collections.abc import Callable
 
 import pytest
+from launchers import Launcher
 from scene import ENOUGH, Scene, is_traceback, verdict
 from table import DONE, FAULTS, Fault, rows
+from waiting import wait_until
+
+from slipway.process.tree import lives
+from slipway.protocol.errors import CONFIGURATION
 
 
 @pytest.mark.parametrize("fault", rows(FAULTS))
@@ -27,6 +32,8 @@ def test_it_ends_soon_and_truly_and_goes_on(
     last = [text for text in job.lines if text.strip()][-1]
     assert not is_traceback(last), job.text
     assert code < 0 or last.startswith("slipway: "), job.text
+    if isinstance(job, Launcher) and code != CONFIGURATION:  # which leaves a job that is there alone
+        wait_until(lambda: not any(map(lives, scene.workers)), "the workers to end with their launcher")
     wanted = fault.resume
     again = scene.resume(wanted.step if wanted.intact else None)
     assert again.end() == wanted.code, again.text

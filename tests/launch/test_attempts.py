@@ -1,4 +1,7 @@
-"""A job that failed is started again where that helps, and not where it does not. Agent and workers are those without torch."""
+"""A job that failed is started again where that helps, and not where it does not, beyond the rows of tests/faults/table.py.
+
+Agent and workers are those without torch.
+"""
 
 import json
 import os
@@ -43,34 +46,6 @@ def beat(folder: Path, rank: int, attempt: int = 1) -> dict[str, Any]:
     return wait_until(find, f"rank {rank} to train in attempt {attempt}")
 
 
-@pytest.mark.core
-def test_a_rank_that_is_killed_costs_an_attempt_and_the_run_goes_on_from_its_snapshot(
-    slipway: Run, rules: Rules, tmp_path: Path
-) -> None:
-    killed = rules.variables(Rule("signal SIGKILL", step=13, rank=1))
-    job = slipway(*TINY, "--steps", "30", "--save-every", "10", NPROC_PER_NODE="2", **killed)
-    assert job.process.returncode == 0, job.text
-    after = job.text.partition("starting again")[2]
-    assert "step 11/" in after
-    assert "step 10/" not in after, "it did not begin anew"
-    assert any("finished on 1 node after 2 attempts" in line for line in job.closing), job.closing
-    told = outcome(tmp_path)
-    assert [attempt["outcome"]["rank"] for attempt in told["attempts"]] == [1, None]
-    assert [(attempt["before"], attempt["after"]) for attempt in told["attempts"]] == [(None, 10), (10, 30)]
-    log = next(tmp_path.glob("runs/*/node-0/logs/rank-0.log")).read_text()
-    assert log.count("--- attempt 2, ") == 1
-    assert "step 12/" in log.partition("--- attempt 2, ")[0]
-
-
-@pytest.mark.pull
-def test_three_attempts_without_a_newer_snapshot_end_with_93(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    killed = rules.variables(*(Rule("signal SIGKILL", attempt=attempt) for attempt in (1, 2, 3)), pause=0.1)
-    job = slipway(*TINY, "--steps", "100000", "--save-every", "100000", NPROC_PER_NODE="1", **killed)
-    assert job.process.returncode == 93, job.text
-    assert any("3 attempts left no snapshot at all" in line for line in job.closing), job.closing
-    assert [attempt["number"] for attempt in outcome(tmp_path)["attempts"]] == [1, 2, 3]
-
-
 @pytest.mark.pull
 def test_a_job_that_advances_outlives_more_kills_than_it_may_restart_without_progress(
     slipway: Run, rules: Rules, tmp_path: Path
@@ -82,25 +57,6 @@ def test_a_job_that_advances_outlives_more_kills_than_it_may_restart_without_pro
     tries = outcome(tmp_path)["attempts"]
     assert [(tried["number"], tried["after"]) for tried in tries] == [(1, 5), (2, 10), (3, 20)]
     assert tries[-1]["reached"] == 20
-
-
-@pytest.mark.pull
-def test_a_crash_loop_ends_though_it_saves_each_time(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    crashes = [Rule("raise crashed after its snapshot", step=step, attempt=step, phase="save") for step in (1, 2)]
-    words = ("run", "--max-restarts", "1", *TINY, "--steps", "100000", "--save-every", "1")
-    job = slipway(*words, NPROC_PER_NODE="1", **rules.variables(*crashes, pause=0.1))
-    assert job.process.returncode == 1, job.text
-    assert any("--max-restarts 1, and 2 failures in a row were without progress" in line for line in job.closing)
-    tries = outcome(tmp_path)["attempts"]
-    assert [(tried["before"], tried["after"]) for tried in tries] == [(None, 1), (1, 2)]
-
-
-@pytest.mark.pull
-def test_a_failure_before_the_first_step_is_not_tried_again(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    job = slipway(*TINY, NPROC_PER_NODE="1", **rules.variables(Rule("exit 3", step=0, phase="first-step")))
-    assert job.process.returncode == 1, job.text
-    assert any("before its first step" in line for line in job.closing), job.closing
-    assert len(outcome(tmp_path)["attempts"]) == 1
 
 
 FAILS_ONCE = """
@@ -140,34 +96,6 @@ def test_a_stop_between_two_attempts_ends_the_job_without_another(
 
 
 @pytest.mark.pull
-def test_a_stop_is_never_followed_by_another_attempt(start: Run, rules: Rules, tmp_path: Path) -> None:
-    script = write(tmp_path, "print('ready', flush=True)\ntime.sleep(300)")
-    job = start(script, SLIPWAY_MAX_RESTARTS="9", **rules.variables())
-    job.wait_for("[0:0] ready")
-    job.wait_for("[0:1] ready")
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-    assert "starting again" not in job.text
-
-
-@pytest.mark.core
-def test_a_hang_ends_with_the_stacks_of_all_ranks_and_the_name_of_the_one_behind(
-    slipway: Run, rules: Rules, tmp_path: Path
-) -> None:
-    frozen = rules.variables(Rule("signal SIGSTOP", rank=1))
-    words = ("run", "--hang-seconds", "6", "--max-restarts", "0", *TINY, "--steps", "100000")
-    job = slipway(*words, NPROC_PER_NODE="2", **frozen)
-    assert job.process.returncode == 76, job.text
-    cause = next(line for line in job.closing if "hang: " in line)
-    assert "behind: rank 1 (step " in cause
-    assert "SIGSTOP" in cause
-    assert any("what to do" in line and "logs runs/" in line and "--rank 1" in line for line in job.closing), (
-        job.closing
-    )
-    assert "most recent call first" in next(tmp_path.glob("runs/*/node-0/logs/rank-0.log")).read_text()
-
-
-@pytest.mark.pull
 def test_a_torchrun_that_is_frozen_is_not_waited_for_when_all_is_done(start: Run, rules: Rules, tmp_path: Path) -> None:
     held = Rule("hold")
     job = start(*SHORT, NPROC_PER_NODE="1", **rules.variables(held))
@@ -177,13 +105,3 @@ def test_a_torchrun_that_is_frozen_is_not_waited_for_when_all_is_done(start: Run
     rules.let_go(held)
     assert job.end() == 0, job.text
     assert any("finished on 1 node" in line for line in job.closing), job.closing
-
-
-@pytest.mark.pull
-def test_what_never_took_a_step_may_be_killed_without_a_loss(start: Run, rules: Rules) -> None:
-    held = Rule("hold", step=0, phase="setup")
-    job = start("run", "--grace-seconds", "2", *TINY, NPROC_PER_NODE="1", **rules.variables(held))
-    rules.wait_for(held, job)
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-    assert any("before the first step: there was nothing to save" in line for line in job.closing), job.closing

@@ -1,4 +1,4 @@
-"""What else a newcomer does first (test_newcomer.py): sample from what is no GPT, look at the plan."""
+"""What else a newcomer does first (test_newcomer.py): look at the plan."""
 
 import json
 import os
@@ -11,17 +11,6 @@ import pytest
 from launchers import Launcher
 
 Run = Callable[..., Launcher]
-
-
-def test_sampling_from_what_is_no_gpt_run_says_so(slipway: Run, tmp_path: Path) -> None:
-    assert slipway("linear", "--epochs", "1", "--run-dir", "mine").end() == 0
-    job = slipway("sample", "mine")
-    assert job.end() == 78, job.text
-    assert "only gpt, finetune, pipeline write text" in job.text
-    (tmp_path / "empty").mkdir()
-    job = slipway("sample", "empty")
-    assert job.end() == 78, job.text
-    assert "holds no snapshot" in job.text
 
 
 def test_the_plan_can_be_pasted_into_a_shell(slipway: Run, tmp_path: Path) -> None:

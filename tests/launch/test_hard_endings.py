@@ -62,28 +62,6 @@ def test_a_stop_while_a_script_is_being_started_is_not_lost(start: Start, rules:
 
 
 @pytest.mark.pull
-def test_a_script_that_turns_a_signal_into_128_and_its_number_was_stopped(
-    start: Start, rules: Rules, tmp_path: Path
-) -> None:
-    body = "signal.signal(15, lambda *_: sys.exit(143))\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)"
-    job = start(write(tmp_path, body), **rules.variables())
-    job.wait_for("[0:0] ready")
-    job.wait_for("[0:1] ready")
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-
-
-@pytest.mark.pull
-def test_when_the_grace_is_over_everything_is_killed(start: Start, rules: Rules, tmp_path: Path) -> None:
-    body = "signal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(300)"
-    job = start("run", "--grace-seconds", "2", write(tmp_path, body), NPROC_PER_NODE="1", **rules.variables())
-    job.wait_for("ready")
-    job.signal(signal.SIGTERM)
-    assert job.end() == 76, job.text
-    assert any("--grace-seconds" in line for line in job.closing)
-
-
-@pytest.mark.pull
 def test_a_reader_that_stalls_does_not_keep_the_launcher_from_stopping(
     start: Start, rules: Rules, tmp_path: Path
 ) -> None:
@@ -112,11 +90,3 @@ def test_a_stop_on_one_node_explains_a_script_that_lost_its_peer(node: Node, tmp
         job.wait_for(f"[{rank}:{rank}] ready")
     jobs[0].signal(signal.SIGTERM)
     assert [job.end() for job in jobs] == [75, 75], jobs[0].text + jobs[1].text
-
-
-@pytest.mark.pull
-def test_a_node_that_cannot_start_tells_the_others_why(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    jobs = [node(0, 2, "linear"), node(1, 2, "linear", SLIPWAY_RUNS="file/runs")]
-    assert [job.end() for job in jobs] == [78, 78], jobs[0].text + jobs[1].text
-    assert all("The run directory cannot be made" in job.text for job in jobs)

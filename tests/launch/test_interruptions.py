@@ -108,20 +108,6 @@ def test_200_notices_of_three_clouds_cost_no_step_and_every_node_leaves_in_time(
     print(f"{notices} notices in {seed + 1} jobs")
 
 
-def test_an_elastic_job_continues_without_the_node(node: Run, rules: Rules, tmp_path: Path) -> None:
-    cloud = FakeAws(now=time.time(), left=DAY)
-    with serve(cloud) as taken:
-        told = rules.variables(HELD)
-        jobs = [node(0, "1:2", *WORDS, "--runs", "disk-0", **told)]
-        jobs += [node(1, "1:2", *WORDS, "--runs", "disk-1", **told, **on_ec2(taken))]
-        rules.wait_for(HELD, jobs[0])
-        cloud.due = cloud.now
-        jobs[1].wait_for("received: stopping, at most")
-        rules.let_go(HELD)
-        assert [job.end() for job in jobs] == [0, 75], jobs[0].text + jobs[1].text
-    assert resumed(jobs[0]) == stopped(first_end(tmp_path / "disk-0")["evidence"])
-
-
 def last_step(disk: Path) -> int:
     """The newest step in the metrics of a run."""
     return int(json.loads(next(disk.glob("*/metrics.jsonl")).read_text().splitlines()[-1])["step"])

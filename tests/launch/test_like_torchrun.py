@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,15 +45,6 @@ def test_the_other_ranks_may_save_after_one_failed(slipway: Run, tmp_path: Path)
 
 
 @pytest.mark.pull
-def test_they_have_as_long_as_the_setting_says(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    (tmp_path / "saves.py").write_text(SAVES.format(seconds=1000, fails=True))
-    words = ("run", "--nproc-per-node", "2", "--after-failure-seconds", "2", "saves.py")
-    job = slipway(*words, **rules.variables())
-    assert job.process.returncode == 1, job.text
-    assert not (tmp_path / "saved-0").exists()
-
-
-@pytest.mark.pull
 def test_the_ranks_of_another_node_may_save_too(node: Run, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES.format(seconds=3, fails=True))
     jobs = [node(rank, 2, "saves.py", **rules.variables()) for rank in (0, 1)]
@@ -90,17 +80,6 @@ def test_a_terminal_that_is_closed_stops_like_sigterm(tmp_path: Path, rules: Rul
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 75
     assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "SIGTERM"
-
-
-@pytest.mark.pull
-def test_under_nohup_a_hangup_is_ignored(start: Run, rules: Rules, tmp_path: Path) -> None:
-    (tmp_path / "saves.py").write_text(SAVES.format(seconds=0, fails=False))
-    job = start("run", "--nproc-per-node", "1", "saves.py", before=("nohup",), **rules.variables())
-    job.wait_for("waiting")
-    job.signal(signal.SIGHUP)
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-    assert not any("SIGHUP" in line for line in job.closing)
 
 
 NAMES = (
@@ -141,27 +120,6 @@ def test_a_module_finds_its_neighbours_as_with_python(slipway: Run, rules: Rules
     job = slipway("run", "--nproc-per-node", "1", "-mpkg", **rules.variables())
     assert job.process.returncode == 0, job.text
     assert f"path {tmp_path}\nfound\n" in job.text
-
-
-@pytest.mark.pull
-def test_a_program_of_any_kind_is_started_per_process(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    (tmp_path / "tool.sh").write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n')
-    (tmp_path / "tool.sh").chmod(0o755)
-    job = slipway("run", "--nproc-per-node", "2", "--no-python", "./tool.sh", "-m", "x", **rules.variables())
-    assert job.process.returncode == 0, job.text
-    assert "[0:1] rank 1 of 2: -m x" in job.text
-
-
-@pytest.mark.pull
-def test_lines_of_others_in_the_env_file_do_not_reach_a_script(slipway: Run, rules: Rules, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("export OPENAI_API_KEY='abc' # mine\nNPROC_PER_NODE=1\nMINE=1\nNCCL_DEBUG=WARN\n")
-    (tmp_path / "train").write_text(
-        "import os\nprint([os.getenv(n) for n in ('OPENAI_API_KEY', 'MINE', 'NCCL_DEBUG')])\n"
-    )
-    job = slipway("run", "train", **rules.variables())
-    assert job.process.returncode == 0, job.text
-    assert "[None, None, 'WARN']" in job.text
-    assert "2 CPU processes" in slipway("run", "--env-file", "/dev/null", "train", **rules.variables()).text
 
 
 @pytest.mark.pull

@@ -59,32 +59,6 @@ def test_a_run_is_stopped_for_good_from_another_shell(start: Run, slipway: Run, 
 
 
 @pytest.mark.pull
-def test_a_stop_file_stops_like_the_system_does(waiting: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mine" / "stop").touch()
-    assert waiting.end() == 75, waiting.text
-    assert any("the stop file" in line for line in waiting.closing)
-
-
-@pytest.mark.pull
-def test_a_second_start_in_a_directory_in_use_is_refused_and_a_dead_ones_is_taken_over(
-    waiting: Launcher, slipway: Run, rules: Rules, tmp_path: Path
-) -> None:
-    words = ("run", "--run-dir", "runs/mine")
-    for more in ((), ("--resume", "auto")):
-        second = slipway(*words, *more, "wait.py")
-        assert second.end() == 78, second.text
-        assert f"is in use by the launcher with process id {waiting.process.pid}" in second.text
-    waiting.signal(signal.SIGKILL)
-    waiting.end()
-    assert "without a verdict" in slipway("status").text
-    assert "its launcher is gone" in slipway("stop", "mine").text
-    (tmp_path / "wait.py").write_text("print('again')")
-    second = slipway(*words, "--resume", "auto", "wait.py", **rules.variables())
-    assert second.end() == 0, second.text
-    assert any("ended without a report" in line for line in second.closing)
-
-
-@pytest.mark.pull
 @pytest.mark.needs("process namespaces")
 def test_workers_of_a_frozen_launcher_write_nothing_once_another_went_on_with_the_run(
     start: Run, rules: Rules, tmp_path: Path
@@ -129,17 +103,6 @@ def test_a_launcher_may_be_process_1_of_a_container(
     second = slipway("run", "--run-dir", "runs/mine", "--resume", "auto", "own.py", before=apart)
     assert second.end() == 78, second.text
     assert f"is in use by the launcher with process id {waiting.process.pid}" in second.text
-
-
-@pytest.mark.pull
-def test_a_run_that_is_not_there_is_told_with_what_is(slipway: Run, tmp_path: Path) -> None:
-    for command in ("status", "stop"):
-        job = slipway(command, "mine")
-        assert job.end() == 78, job.text
-        assert "There is no run mine, neither here nor in runs" in job.text
-    (tmp_path / "runs" / "gpt-1").mkdir(parents=True)
-    (tmp_path / "runs" / "gpt-1" / "run.json").write_text("{}")
-    assert "gpt-1" in slipway("stop", "gpt-2").text
 
 
 # The failure of one node ends what runs on the other: rank 1 waits until rank 0 has printed.

@@ -1,7 +1,6 @@
 """A user's own program runs unchanged, and the end of it is told truly."""
 
 import json
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from limits import small_memory
 from stand_in_rules import Rules
 from waiting import wait_until
 
-from slipway.process.tree import lives, stat_fields
+from slipway.process.tree import lives
 
 Run = Callable[..., Launcher]
 
@@ -25,29 +24,6 @@ def test_a_plain_script_runs_unchanged_with_its_own_flags(slipway: Run, script: 
     assert job.end() == 0, job.text
     assert job.text.count("sum 2 x True default-signals True") == 2
     assert "1 node × 2 CPU processes = 2 processes (inside your script WORLD_SIZE is 2)" in job.text
-
-
-@pytest.mark.pull
-def test_its_output_has_the_rank_in_front_and_a_log_file_per_rank(slipway: Run, plain: Path, rules: Rules) -> None:
-    job = slipway("plain.py", "finish", NPROC_PER_NODE="2", **rules.variables())
-    assert "[0:0] begun with finish\n" in job.text
-    assert "[0:1] begun with finish\n" in job.text
-    logs = sorted(plain.parent.glob("runs/plain-*/node-0/logs/rank-*.log"))
-    assert [log.name for log in logs] == ["rank-0.log", "rank-1.log"]
-    assert "begun with finish" in logs[1].read_text()
-
-
-@pytest.mark.pull
-def test_a_rank_that_is_alone_is_passed_through_plain(slipway: Run, plain: Path, rules: Rules) -> None:
-    job = slipway("plain.py", "finish", NPROC_PER_NODE="1", **rules.variables())
-    assert "\nbegun with finish\n" in job.text
-
-
-@pytest.mark.pull
-def test_a_module_runs_like_a_script(slipway: Run, plain: Path, rules: Rules) -> None:
-    job = slipway("-m", "plain", "finish", NPROC_PER_NODE="2", **rules.variables())
-    assert job.end() == 0, job.text
-    assert "begun with finish" in job.text
 
 
 # Words that torchrun would take for its own, or change: it abbreviates options, and fills in placeholders.
@@ -145,43 +121,8 @@ def test_a_script_that_handles_sigterm_gets_it_at_once_and_may_save(start: Run, 
     assert (plain.parent / "saved-1").read_text() == "SIGTERM"
 
 
-@pytest.mark.pull
-def test_a_script_without_a_handler_ends_by_the_signal_and_is_called_stopped(
-    start: Run, plain: Path, rules: Rules
-) -> None:
-    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2", **rules.variables())
-    job.wait_for("[0:1] pid")
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-
-
-def _pids(job: Launcher) -> list[int]:
-    return [int(line.split()[-1]) for line in job.lines if "pid" in line]
-
-
 def wait_until_gone(pids: list[int]) -> None:
     wait_until(lambda: not any(map(lives, pids)), f"{pids} to end")
-
-
-@pytest.mark.pull
-def test_workers_end_with_their_launcher_even_when_it_is_killed(start: Run, plain: Path, rules: Rules) -> None:
-    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2", **rules.variables())
-    job.wait_for("[0:0] pid")
-    job.wait_for("[0:1] pid")
-    job.signal(signal.SIGKILL)
-    job.end()
-    assert len(_pids(job)) == 2
-    wait_until_gone(_pids(job))
-
-
-def test_workers_end_with_torchrun_and_the_launcher_says_so(start: Run, plain: Path, rules: Rules) -> None:
-    job = start("plain.py", "--then", "wait", NPROC_PER_NODE="2", **rules.variables())
-    job.wait_for("[0:0] pid")
-    job.wait_for("[0:1] pid")
-    os.kill(int(stat_fields(_pids(job)[0])[1]), signal.SIGKILL)
-    assert job.end() == 1, job.text
-    wait_until_gone(_pids(job))
-    assert any("torchrun was ended by SIGKILL" in line for line in job.closing), job.closing
 
 
 @pytest.mark.core

@@ -97,13 +97,6 @@ def test_a_script_that_fails_is_told_from_the_process_that_lost_it(process: Proc
     assert any("exit code 3" in line for line in jobs[1].closing)
 
 
-@pytest.mark.pull
-def test_without_a_name_that_all_can_know_the_run_directory_is_asked_for(process: Process) -> None:
-    job = process(0, "linear")
-    assert job.end() == 78, job.text
-    assert "--run-dir" in job.text
-
-
 def ask(folder: Path, *words: str) -> str:
     command = [sys.executable, "-m", "slipway", *words]
     asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)

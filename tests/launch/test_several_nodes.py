@@ -1,9 +1,7 @@
 """Several launchers on one machine, each a node of its own: they find each other, agree, and end with one verdict."""
 
 import json
-import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,20 +57,6 @@ def test_different_arguments_end_with_78_and_a_table_on_both(node: Node, tmp_pat
 
 
 @pytest.mark.pull
-def test_different_world_sizes_end_with_78_on_both(node: Node) -> None:
-    jobs = [node(0, 2, "linear"), node(1, 3, "linear")]
-    assert [job.end() for job in jobs] == [78, 78], jobs[0].text
-    assert all("WORLD_SIZE counts nodes" in job.text for job in jobs)
-
-
-@pytest.mark.pull
-def test_a_master_that_does_not_resolve_ends_after_its_time_out_with_76(node: Node) -> None:
-    job = node(1, 2, "linear", MASTER_ADDR="no-such-host.invalid", SLIPWAY_RENDEZVOUS_TIMEOUT="3")
-    assert job.end() == 76, job.text
-    assert "no-such-host.invalid does not resolve" in job.text
-
-
-@pytest.mark.pull
 @pytest.mark.needs("mounts")
 def test_workers_go_where_the_launcher_found_node_0_whatever_its_name_leads_to_then(
     node: Node, rules: Rules, tmp_path: Path
@@ -111,32 +95,6 @@ def test_uneven_nodes_are_refused_or_run_with_the_smallest_count(node: Node, rul
 
 
 @pytest.mark.pull
-def test_a_wrong_token_is_turned_away(node: Node) -> None:
-    first = node(0, 2, "linear", SLIPWAY_TOKEN="canary-0")
-    first.wait_for("waiting for nodes: 1 of 2")
-    second = node(1, 2, "linear", SLIPWAY_TOKEN="canary-1")
-    assert second.end() == 78, second.text
-    first.signal(signal.SIGTERM)
-    assert first.end() == 75, first.text
-    assert "SLIPWAY_TOKEN" in second.text
-    assert "canary" not in first.text + second.text
-
-
-@pytest.mark.core
-def test_an_exception_on_one_node_is_the_first_cause_on_all(node: Node, rules: Rules, tmp_path: Path) -> None:
-    body = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(300)\n"
-    (tmp_path / "own.py").write_text(body)
-    jobs = [node(rank, 2, "own.py", **rules.variables()) for rank in (0, 1)]
-    assert [job.end() for job in jobs] == [1, 1], jobs[0].text + jobs[1].text
-    blocks = [job.closing[-4:] for job in jobs]
-    assert blocks[0] == blocks[1]
-    said = "\n".join(jobs[0].closing)
-    assert "node 1" in said
-    assert "rank 1" in said
-    assert "ValueError: boom" in said
-
-
-@pytest.mark.pull
 def test_a_configuration_error_on_node_0_reaches_the_others(node: Node, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("kept")
@@ -162,32 +120,3 @@ def test_a_stop_on_one_node_stops_the_job_on_all_with_a_snapshot(node: Node, rul
     assert "step-00000005\n" in jobs[0].text.partition("resuming from")[2], jobs[0].text
     runs = [[path.name for path in (tmp_path / disk).iterdir()] for disk in disks]
     assert runs[0] == runs[1], "one run, which went on"
-
-
-@pytest.mark.pull
-def test_a_launcher_that_is_killed_is_known_on_the_other_node(node: Node, rules: Rules) -> None:
-    held = Rule("hold")
-    jobs = [node(rank, 2, "gpt", "--max-restarts", "0", **rules.variables(held)) for rank in (0, 1)]
-    rules.wait_for(held, jobs[0])
-    jobs[1].signal(signal.SIGKILL)
-    assert jobs[0].end() == 76, jobs[0].text
-    assert "a node was lost: node 1" in jobs[0].text
-    assert "restarts    none: --max-restarts is 0" in jobs[0].text
-
-
-@pytest.mark.pull
-def test_a_stop_while_waiting_for_others_ends_at_once(node: Node) -> None:
-    job = node(0, 2, "linear")
-    job.wait_for("waiting for nodes: 1 of 2")
-    job.signal(signal.SIGTERM)
-    assert job.end() == 75, job.text
-
-
-@pytest.mark.pull
-def test_a_port_in_use_is_refused_with_its_holder(node: Node) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        job = node(0, 2, "linear", MASTER_PORT=str(holder.getsockname()[1]))
-        assert job.end() == 78, job.text
-    assert f"process {os.getpid()} (" in job.text, "the process that holds the port is named"

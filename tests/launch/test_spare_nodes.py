@@ -44,37 +44,6 @@ def test_a_spare_node_takes_the_place_of_a_node_that_is_killed_and_the_result_is
     assert weights(tmp_path / "disk-0") == weights(tmp_path / "disk-2") == weights(tmp_path / "alone")
 
 
-def test_a_spare_node_takes_the_place_of_node_0_and_a_new_node_0_waits_as_a_spare_node(
-    node: Node, start: Callable[..., Launcher], rules: Rules, tmp_path: Path
-) -> None:
-    words = ("run", *JOB, "--steps", "60", "--memory-every", "1", "--runs")
-    held, later = Rule("hold", step=31, rank=1), Rule("hold", step=45, rank=1, attempt=2)
-    told = {**rules.variables(held, later, torch=True), "OMP_NUM_THREADS": "1"}
-    jobs = [node(rank, "2+1", *words, f"disk-{rank}", **told) for rank in (0, 1, 2)]
-    rules.wait_for(held, jobs[1])
-    wait_for_memory(jobs[1], 30)
-    [run] = tmp_path.glob("disk-0/*")
-    wait_until(
-        lambda: [spare.node for spare in RunDirectory(run).node(0).spares or ()] == [2], "the spare node's record"
-    )
-    rank = process_of(tmp_path / "disk-0", 0)
-    jobs[0].signal(signal.SIGKILL)
-    wait_until(lambda: not lives(rank), "the end of the rank on the node that is killed")
-    rules.let_go(held)
-    rules.wait_for(later, jobs[1])
-    assert "takes place 0 of 2 in the job" in jobs[2].text
-    assert IN_MEMORY.findall(jobs[2].text) == ["30"], "node 1 has it in memory, and sends it"
-    jobs[0] = node(0, "2+1", *words, "another-disk", **told)
-    jobs[2].wait_for("waits as a spare node")
-    rules.let_go(later)
-    assert [job.end(2 * PATIENCE) for job in jobs] == [0, 0, 0], jobs[0].text + jobs[2].text
-    assert "this node was a spare one until the end" in jobs[0].text
-    assert "results are in" in jobs[2].text, "it speaks for all"
-    alone = start(*words, "alone", NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
-    assert alone.end(2 * PATIENCE) == 0, alone.text
-    assert weights(tmp_path / "disk-1") == weights(tmp_path / "disk-2") == weights(tmp_path / "alone")
-
-
 def weights(runs: Path) -> dict[str, bytes]:
     """The files of a run's last weights."""
     [last] = runs.glob("*/snapshots/step-00000060")

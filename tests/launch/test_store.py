@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +32,6 @@ def steps_in(store: Path, run: str = "job") -> list[int]:
     return [int(path.parent.name[5:]) for path in sorted(store.glob(f"{run}/attempt-*/snapshots/step-*/manifest.json"))]
 
 
-def wait_for_copy(store: Path, step: int, job: Launcher, run: str = "job") -> None:
-    wait_until(
-        lambda: step in steps_in(store, run),
-        lambda: f"step {step} in the store, which has {steps_in(store)}:\n{job.text}",
-    )
-
-
 def kill(job: Launcher) -> None:
     """End a launcher and everything below it, as the end of its machine would."""
     for pid in [job.process.pid, *trees([job.process.pid])[job.process.pid]]:
@@ -52,34 +44,6 @@ def kill(job: Launcher) -> None:
 
 def weights(folder: Path, step: int) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in (folder / f"snapshots/step-{step:08d}").glob("*.safetensors")}
-
-
-def test_both_nodes_and_their_disks_are_lost_and_the_weights_are_those_of_an_undisturbed_run(
-    node: Run, rules: Rules, tmp_path: Path, store: Path
-) -> None:
-    words = (*JOB, "--steps", "30", "--runs")
-    calm = [node(rank, 2, *words, f"calm-{rank}") for rank in (0, 1)]
-    assert [job.end() for job in calm] == [0, 0], calm[0].text
-    held, kept = Rule("hold", step=25), ("--store", f"file://{store}")
-    jobs = [node(rank, 2, *words, f"disk-{rank}", *kept, **rules.variables(held, torch=True)) for rank in (0, 1)]
-    rules.wait_for(held, jobs[0])
-    [run] = (path.name for path in (tmp_path / "disk-0").iterdir())
-    wait_for_copy(store, 20, jobs[0], run)
-    for rank, job in enumerate(jobs):
-        kill(job)
-        shutil.rmtree(tmp_path / f"disk-{rank}")
-    again = [node(rank, 2, *words, f"disk-{rank}", *kept, "--resume", "auto") for rank in (0, 1)]
-    assert [job.end() for job in again] == [0, 0], again[0].text + again[1].text
-    assert "fetched the snapshot of step 20" in again[0].text
-    assert "resuming from" in again[0].text
-    [before] = (tmp_path / "calm-0").iterdir()
-    for rank in (0, 1):
-        assert weights(tmp_path / f"disk-{rank}" / run, 30) == weights(before, 30)
-    assert json.loads((tmp_path / "disk-0" / run / "run.json").read_text())["attempt"] == 2
-    lines = (tmp_path / "disk-0" / run / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
-    assert steps == sorted(steps)
-    assert steps[0] < 20, "the metrics from before are there again"
 
 
 def test_a_stop_waits_until_its_snapshot_is_in_the_store(start: Run, rules: Rules, store: Path) -> None:

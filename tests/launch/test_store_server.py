@@ -118,22 +118,6 @@ def test_50_uploads_that_are_killed_leave_nothing_invalid_lose_nothing_valid_and
     assert sorted(name.rpartition("/")[2] for name in left) == ["manifest.json", "model.safetensors", "state.json"]
 
 
-def test_a_job_keeps_its_run_in_the_bucket_and_resumes_from_there(
-    start: Callable[..., Launcher], endpoint: dict[str, str], address: str, tmp_path: Path
-) -> None:
-    words = ("linear", "--save-every", "10", "--run-dir", "job", "--store", address)
-    first = start(*words, "--steps", "20", **endpoint)
-    assert first.end() == 0, first.text
-    assert first.closing[-1] == f"{address}/job has step 20, the newest snapshot"
-    (tmp_path / "job").rename(tmp_path / "gone")
-    status = start("status", f"{address}/job", **endpoint, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert status.end() == 0, status.text
-    assert "ended       finished" in status.text
-    again = start(*words, "--steps", "30", "--resume", "auto", **endpoint)
-    assert again.end() == 0, again.text
-    assert "fetched the snapshot of step 20" in again.text
-
-
 @pytest.mark.parametrize("wrong", ["bucket", "key"])
 def test_a_wrong_bucket_or_key_ends_with_78_before_anything_starts(
     start: Callable[..., Launcher], endpoint: dict[str, str], scheme: str, tmp_path: Path, wrong: str

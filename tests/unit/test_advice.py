@@ -56,7 +56,9 @@ def test_a_pod_that_knows_no_master_is_told_of_services() -> None:
 @pytest.mark.parametrize("runtime", ["kubernetes", "slurm"])
 def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> None:
     lines = ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"]
-    facts = Facts(0, "host", builtin=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines})
+    facts = Facts(
+        0, "host", builtin=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines}
+    )
     told = what_to_do(choose_outcome(facts, NodeDirectory(tmp_path), 1.0), partial(advise, runtime=runtime))
     assert "/dev/shm" in told
     assert not DOCKERS.search(told)
@@ -73,7 +75,9 @@ def test_a_script_that_lacks_a_package_says_how_it_gets_it(tmp_path: Path, runti
         '  File "train.py", line 1, in <module>',
         "ModuleNotFoundError: No module named 'einops'",
     ]
-    facts = Facts(0, "host", builtin=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines})
+    facts = Facts(
+        0, "host", builtin=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines}
+    )
     outcome = choose_outcome(facts, NodeDirectory(tmp_path), 1.0)
     told = what_to_do(outcome, partial(advise, runtime=runtime, target="mine:1"))
     assert outcome.word == "failed"

@@ -35,7 +35,9 @@ def in_image(runtime: str = "docker", mounts: dict[Path, str] | None = None, **m
     return make_host()._replace(**{**changes, **more})  # type: ignore[arg-type]
 
 
-def said(host: Host, builtin: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str) -> list[str]:
+def said(
+    host: Host, builtin: bool = True, processes: str = "2", folder: Path = CHECKPOINTS, **environ: str
+) -> list[str]:
     topology = resolve_topology(make_sources({"NPROC_PER_NODE": processes, **environ}), make_devices(), host)
     return list(warnings(host, topology, folder, builtin))
 

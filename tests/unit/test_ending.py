@@ -399,7 +399,9 @@ def test_a_word_that_nobody_knows_is_a_failure(tmp_path: Path, word: str) -> Non
     [("28", True, "unhealthy"), ("122", True, "unhealthy"), ("5", True, "unhealthy"), ("30", True, "unhealthy"),
      ("2", True, "failed"), ("12", True, "failed"), ("28", False, "failed")],
 )  # fmt: skip
-def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(tmp_path: Path, number: str, builtin: bool, word: str) -> None:
+def test_a_disk_too_full_for_the_worker_to_say_so_is_noticed(
+    tmp_path: Path, number: str, builtin: bool, word: str
+) -> None:
     """A script may write where it likes: a full disk is then its own affair."""
     last = {0: [f"OSError: [Errno {number}] it failed"]}
     assert end(tmp_path, builtin=builtin, status=1, failures=[failure(0, 1)], last=last).word == word
@@ -483,7 +485,9 @@ def test_the_last_frame_of_a_scripts_traceback_is_where_it_failed(tmp_path: Path
         '[rank1]:   File "/home/me/data.py", line 4, in batch',
         "ValueError: bad",
     ]
-    assert end(tmp_path, builtin=False, status=1, failures=[failure(1, 1)], last={1: said}).where == "data.py:4 in batch"
+    assert (
+        end(tmp_path, builtin=False, status=1, failures=[failure(1, 1)], last={1: said}).where == "data.py:4 in batch"
+    )
     (tmp_path / "outcome").rmdir()
     assert end(tmp_path, builtin=False, status=1, failures=[failure(1, 1)], last={1: ["no traceback"]}).where is None
 
@@ -547,7 +551,9 @@ STALLED = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNu
         (False, "peer", STALLED),
     ],
 )
-def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(tmp_path: Path, builtin: bool, word: str, text: str) -> None:
+def test_an_abort_of_nccls_watchdog_is_the_echo_of_a_lost_node(
+    tmp_path: Path, builtin: bool, word: str, text: str
+) -> None:
     """It comes seconds before the silence of a node is told."""
     said = {1: stderr(text, uncaught=True)}
     survivor = end(tmp_path, builtin=builtin, status=1, failures=[failure(1, ABORTED)], last=said)

@@ -108,7 +108,8 @@ def script(tmp_path: Path) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("started", "builtin", "told"), [(False, False, True), (True, False, False), (False, True, True), (True, True, True)]
+    ("started", "builtin", "told"),
+    [(False, False, True), (True, False, False), (False, True, True), (True, True, True)],
 )
 def test_a_worker_that_shows_no_sign_of_life_for_long_is_importing_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan, started: bool, builtin: bool, told: bool

@@ -14,7 +14,9 @@ from slipway.launch.attempt.worker_output import WorkerOutput
 class Output:
     """The output with its selector. Streams are numbered: stdout and stderr of the first rank, of the second, …"""
 
-    def __init__(self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path, builtin: bool = False) -> None:
+    def __init__(
+        self, ranks: tuple[int, ...], node_rank: int, alone: bool, folder: Path, builtin: bool = False
+    ) -> None:
         self.selector = selectors.DefaultSelector()
         self.output = WorkerOutput(
             list(ranks), node_rank, alone, folder, self.selector, lambda: False, "attempt 2", builtin
