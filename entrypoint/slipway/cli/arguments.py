@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from slipway.launch.resolve.packages import locate_module, read_cuda, require_us
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
+from slipway.options.paths import MissingPathError
 from slipway.protocol.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -58,11 +58,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     try:
         program = read_program(words, sources)
     except LaunchError as error:
-        raise LaunchError(f"{error}{_mount(str(error), host)}", error.code) from None
-    except click.BadParameter as error:
-        if not (told := _mount(error.message, host)):
-            raise
-        raise click.BadParameter(error.message + told, error.ctx, error.param, error.param_hint) from None
+        raise LaunchError(f"{error}{_mount(error.missing, host)}", error.code) from None
+    except MissingPathError as error:
+        raise click.BadParameter(error.message + _mount(error.missing, host), error.ctx, error.param) from None
     if program.workload.spawned and program.options:
         sources = _count_processes(sources, program.options)
     devices = read_devices(environ)
@@ -94,7 +92,7 @@ def read_program(words: Sequence[str], sources: Sources) -> Program:
             require_module(named[1], ["", *(claim.value.split(os.pathsep) if claim else ())])
     except LaunchError as error:
         set_to = "" if words else f"{sources.claim('WORKLOAD').about('WORKLOAD')}: "
-        raise LaunchError(f"{set_to}{error}", error.code) from None
+        raise LaunchError(f"{set_to}{error}", error.code, missing=error.missing) from None
     options = check_arguments(workload.name, arguments) if workload.builtin else None
     if options and options.values().get("launcher") == "spawn":
         workload = spawned(workload)
@@ -187,16 +185,11 @@ def _require_one_machine(topology: Topology) -> None:
         )
 
 
-def _mount(error: str, host: Host) -> str:
-    """What to mount where an error says that a file is missing."""
-    here = Path.cwd()
-    if found := re.search(r"[Tt]here is no (?:file )?(/.+?)\.(?: |$)|'(/.+?)' does not exist", error):
-        return unseen(host, Path(found[1] or found[2]))
-    return (
-        unmounted(host, here)
-        if re.search(rf"[Tt]here is no (?:file )?[^/]\S* in {re.escape(str(here))}\b", error)
-        else ""
-    )
+def _mount(missing: str, host: Host) -> str:
+    """What to mount where a container does not see a path."""
+    if not missing:
+        return ""
+    return unseen(host, Path(missing)) if Path(missing).is_absolute() else unmounted(host, Path.cwd())
 
 
 def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
@@ -209,7 +202,7 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
         options = parse(KINDS[workload], arguments)
         options.foresee()
     except ConfigurationError as error:
-        raise LaunchError(str(error)) from None
+        raise LaunchError(str(error), missing=error.missing) from None
     except click.NoSuchOption as error:
         import difflib  # only where somebody mistyped: it takes milliseconds
 

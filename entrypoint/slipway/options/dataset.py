@@ -84,7 +84,8 @@ def check_dataset(dataset: str) -> None:
     if scheme in (FILE, TOKENS):
         require_local(rest, f"--dataset {dataset}")
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
-        raise ConfigurationError(f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}")
+        text = f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}"
+        raise ConfigurationError(text, missing=rest)
     if scheme == FILE and Path(rest).is_file() and not Path(rest).stat().st_size:
         raise ConfigurationError(f"--dataset {dataset}: {rest} is empty; there is no text in it.")
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():
@@ -120,7 +121,8 @@ def check_tokenizer(name: str) -> None:
     if not Path(name).exists() and (not re.fullmatch(REPO, name) or name.endswith(".json") or name.startswith(".")):
         raise ConfigurationError(
             f"--tokenizer {name}: there is no {name}{seen_from(name)}.{nearest_path(name)} Type bytes, the path of a "
-            "tokenizer.json or of a folder with one, or a repo of the Hub."
+            "tokenizer.json or of a folder with one, or a repo of the Hub.",
+            missing=name,
         )
 
 

@@ -65,6 +65,14 @@ class NotLocalError(click.BadParameter):
     exit_code = CONFIGURATION
 
 
+class MissingPathError(click.BadParameter):
+    """A path that was typed and is not there, `missing`: which a container perhaps does not see."""
+
+    def __init__(self, message: str, missing: str, ctx: click.Context | None, param: click.Parameter | None) -> None:
+        super().__init__(message, ctx, param)
+        self.missing = missing
+
+
 class RunPath(click.types.StringParamType):
     """A run: a name, a path, or an address in a store, such as s3://bucket/runs/NAME."""
 
@@ -90,7 +98,12 @@ class LocalPath(click.Path):
         """Return the path. Fails with what is allowed."""
         if why := explain_address(str(value)):
             raise NotLocalError(f"{redact('', str(value))!r}: {why}.", ctx, param)
-        return super().convert(value, param, ctx)
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if self.exists and not Path(value).exists():
+                raise MissingPathError(error.message, str(value), ctx, param) from None
+            raise
 
 
 class LocalRun(LocalPath):

@@ -125,5 +125,5 @@ class VisionOptions(Exportable):
             path = self.dataset.removeprefix(f"{FOLDER}:")
             require_local(path, f"--dataset {self.dataset}")
             raise ConfigurationError(
-                f"--dataset {self.dataset}: there is no {path}{seen_from(path)}.{nearest_path(path)}"
+                f"--dataset {self.dataset}: there is no {path}{seen_from(path)}.{nearest_path(path)}", missing=path
             )

@@ -89,11 +89,13 @@ MORE_PROCESSES = (
 
 
 class LaunchError(Exception):
-    """Something a person has to mend. `code` is the exit code; the message says what to type."""
+    """Something a person has to mend. `code` is the exit code; the message says what to type. `missing`: a path that was named
+    and is not there.
+    """
 
-    def __init__(self, message: str, code: int = CONFIGURATION) -> None:
+    def __init__(self, message: str, code: int = CONFIGURATION, *, missing: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.missing = code, missing
 
 
 def code_of(error: OSError) -> int:

@@ -14,7 +14,13 @@ class PrintableError(Exception):
 
 
 class ConfigurationError(PrintableError):
-    """A mistake of the user's outside the command line; the message says what to type instead."""
+    """A mistake of the user's outside the command line; the message says what to type instead. `missing`: a path that was named
+    and is not there, which a container perhaps does not see.
+    """
+
+    def __init__(self, message: str = "", *, missing: str = "") -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class ExplainedError(PrintableError):

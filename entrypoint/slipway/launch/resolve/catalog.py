@@ -174,7 +174,8 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
         near = nearest(Path(first).name, sorted(file.name for file in Path(first).parent.glob("*.py")))
         meant = f" Did you mean {Path(first).parent / near}?" if near else ""
         where = "" if Path(first).is_absolute() else f" in {Path.cwd()}"
-        raise LaunchError(f"There is no file {first}{where}.{meant} Give the path of your script as it is seen here.")
+        text = f"There is no file {first}{where}.{meant} Give the path of your script as it is seen here."
+        raise LaunchError(text, missing=first)
     raise unknown_name(first)
 
 
