@@ -18,9 +18,9 @@ from launchers import PYTHON
 from ports import take_ports
 from waiting import PATIENCE, wait_until
 
-from slipway.launch.attempt import job_wide
+from slipway.launch.attempt import warm_standby
 from slipway.launch.attempt.child import AGENT
-from slipway.launch.attempt.job_wide import WarmStandby
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.process.tree import OwnProcesses, adopt_orphans
 from slipway.protocol.imports import Imports
 
@@ -102,7 +102,7 @@ def script_standby(
 ) -> Iterator[WarmStandby]:
     """The process that waits for the next attempt, once it has imported everything."""
     adopt_orphans()
-    job_wide.LOADING = job_wide.ANSWER = PATIENCE
+    warm_standby.LOADING = warm_standby.ANSWER = PATIENCE
     before = Path.cwd()
     with WarmStandby(OwnProcesses(), wanted=True) as standby:
         told = without_place(environment(folder, more))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from stand_ins import make_devices
 
-from slipway.launch.resolve import devices
-from slipway.launch.resolve.devices import PAUSE, Devices, wait_for_memory
+from slipway.launch.attempt import gpu_use
+from slipway.launch.attempt.gpu_use import PAUSE, wait_for_memory
+from slipway.launch.resolve.devices import Devices
 
 GIB = 1 << 30
 
@@ -54,7 +55,7 @@ def test_memory_of_the_last_attempt_is_waited_for(
     said: list[str],
 ) -> None:
     clock, lines = Clock(stop), list[str]()
-    monkeypatch.setattr(devices, "time", clock)
+    monkeypatch.setattr(gpu_use, "time", clock)
     looks = [holding(*used) for used in then]
 
     def look() -> Devices:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from stand_ins import FakeNvml, NvmlError
 
-from slipway.launch.resolve.devices import Gpu, GpuUse
+from slipway.launch.attempt.gpu_use import GpuUse
+from slipway.launch.resolve.devices import Gpu
 
 
 class BusyNvml(FakeNvml):

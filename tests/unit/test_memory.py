@@ -8,7 +8,7 @@ import pytest
 from environments import PER_PROCESS
 from test_single_node import make_job, tried
 
-from slipway.launch.attempt.job_wide import SnapshotMemory
+from slipway.launch.attempt.snapshot_memory import SnapshotMemory
 from slipway.launch.next_attempt import announce
 from slipway.launch.node import Node
 from slipway.launch.run_directory.run import Run

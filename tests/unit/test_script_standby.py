@@ -12,8 +12,8 @@ from slipway.process.watcher import ADDRESS, STANDBY
 # The agent is forked off here as a launcher starts one, and leaves the process behind.
 LAUNCHER = """
 import json, os, signal, sys, time
-from slipway.launch.attempt import job_wide
-from slipway.launch.attempt.job_wide import WarmStandby
+from slipway.launch.attempt import warm_standby
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.process.tree import OwnProcesses
 from slipway.process.tree import adopt_orphans, lives, send_signal, trees
 from slipway.process.standby import fork_standby
@@ -33,7 +33,7 @@ def say(**what):
 def count():  # without what has ended and was not waited for yet: the one between the standby and an agent
     return sum(map(lives, trees([launcher])[launcher]))
 
-job_wide.ANSWER = 60.0
+warm_standby.ANSWER = 60.0
 launcher, out = os.getpid(), os.dup(1)
 adopt_orphans()
 os.environ["B"] = "of the first attempt"

@@ -18,10 +18,11 @@ from stand_ins import Events, event, make_card, make_devices, plan_for, write_fi
 from slipway.launch.attempt import stop_handler, supervise
 from slipway.launch.attempt.ending import Facts, blame_gpu, choose_outcome
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.job_wide import JobWide, WarmStandby
+from slipway.launch.attempt.job_wide import JobWide
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import Stop, Stops
 from slipway.launch.attempt.supervise import Attempt, Elsewhere
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from waiting import PATIENCE
 
-from slipway.launch.attempt import job_wide as module
-from slipway.launch.attempt.job_wide import WarmStandby, lasting_variables
+from slipway.launch.attempt import warm_standby as module
+from slipway.launch.attempt.warm_standby import WarmStandby, lasting_variables
 from slipway.process.standby import receive_request, take_numbers
 from slipway.process.tree import FILES, Forked, OwnProcesses
 from slipway.process.warm import is_forkable

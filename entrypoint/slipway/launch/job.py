@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.child import warm_up
-from slipway.launch.attempt.job_wide import JobWide, SnapshotMemory, WarmStandby
+from slipway.launch.attempt.gpu_use import wait_for_memory
+from slipway.launch.attempt.job_wide import JobWide
+from slipway.launch.attempt.snapshot_memory import SnapshotMemory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.launch.closing import conclude, in_place, typed_outside
 from slipway.launch.companions.companion import Companions
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.interruptions.watch import NoticeWatch, open_service
 from slipway.launch.next_attempt import announce, decide_next, stopped_here
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
-from slipway.launch.resolve.devices import read_devices, wait_for_memory
+from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.spot import choose_watched

@@ -3,7 +3,7 @@
 It is started with a worker's command. slipway.pth calls `begin` before Python reads the script. A process that
 is forked from this one returns from `begin`, and then Python itself runs the script. So arguments, sys.path, `__main__` and
 flags are those of a cold start. The launcher starts this process once the ranks of an attempt have imported torch
-(launch/attempt/job_wide.py).
+(launch/attempt/warm_standby.py).
 """
 
 import _thread

@@ -41,7 +41,7 @@ class Standby:
     imported, and lasts to the job's end. It runs no tensor operation, since a child of a parent that used OpenMP hangs at its
     first product, and has no CUDA context. The launcher sends it, through a socket, a request `{"load": MODULE}` once the job
     makes steps, then one per attempt with the words, the variables and the open files of the agent that it would start otherwise
-    (launch/attempt/job_wide.py).
+    (launch/attempt/warm_standby.py).
     """
 
     def __init__(

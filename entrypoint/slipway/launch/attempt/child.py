@@ -13,8 +13,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from slipway.launch.attempt.job_wide import WarmStandby
 from slipway.launch.attempt.stops import STOP_WORDS
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.launch.attempt.worker_output import WorkerOutput, open_log
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.plan import Plan

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from slipway.launch.attempt.child import Child
 from slipway.launch.attempt.ending import HangSeen
+from slipway.launch.attempt.gpu_use import GpuUse
 from slipway.launch.attempt.stop_handler import Limits
 from slipway.launch.attempt.stops import STACKS
 from slipway.launch.attempt.worker_output import WorkerOutput
 from slipway.launch.hangs import flight_recorder
 from slipway.launch.hangs.hang import HangDetector, HangReport
 from slipway.launch.hangs.watch import Watch
-from slipway.launch.resolve.devices import GpuUse
 from slipway.launch.resolve.plan import Plan
 from slipway.launch.run_directory.node_directory import Beat
 from slipway.launch.run_directory.run import Run

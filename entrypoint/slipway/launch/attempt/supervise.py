@@ -18,10 +18,11 @@ from slipway.launch.attempt.child import Child, parent_of
 from slipway.launch.attempt.ending import Facts, is_bad
 from slipway.launch.attempt.gpu_events import GpuEvents
 from slipway.launch.attempt.hang_watch import HangWatch
-from slipway.launch.attempt.job_wide import ALONE, JobWide, WarmStandby
+from slipway.launch.attempt.job_wide import ALONE, JobWide
 from slipway.launch.attempt.stop_handler import Limits, StopHandler
 from slipway.launch.attempt.stops import TICK, Due, Stops
 from slipway.launch.attempt.terminal import terminal_variables
+from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.launch.attempt.worker_output import StandardInput, WorkerOutput
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.resolve.plan import Plan
