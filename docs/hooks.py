@@ -23,6 +23,7 @@ GUIDES = {
     "slurm.md": "slurm/README.md",
     "k8s.md": "k8s/README.md",
     "one-page.md": "README.md",
+    "programs.md": "AGENTS.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "vulnerabilities.md": "SECURITY.md",

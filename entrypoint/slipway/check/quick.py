@@ -1,8 +1,8 @@
 """All probes of this node that need no torch, in a few seconds: what `slipway run --check` does first.
 
-To add a row: a function that returns rows (`check/finding.py`) in `check/machine.py` (limits, host names, interruption
-notices), `check/devices.py` (hardware) or `check/disk.py` (folders), called here, or in `check/examination.py` if it takes
-longer. For each GPU: a field of `GpuReading` and a row in `judge_gpu` in `check/devices.py`; with torch in
+To add a row: a function that returns rows (`check/finding.py`) in `check/machine.py` (CPUs, memory, limits, host names,
+interruption notices), `check/devices.py` (hardware) or `check/disk.py` (folders), called here, or in `check/examination.py` if
+it takes longer. For each GPU: a field of `GpuReading` and a row in `judge_gpu` in `check/devices.py`; with torch in
 `train/measure/health.py` and `train/measure/burn.py`, started by `check/products.py`. Between nodes `train/workloads/check.py`
 measures and `check/nodes.py` judges; what must be equal on all nodes is compared in `launch/rendezvous/membership.py`. Advice
 that depends on the runtime is in `launch/resolve/advice.py`. Tests: the file of its subject in tests/unit, and in

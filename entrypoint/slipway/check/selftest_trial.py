@@ -151,7 +151,7 @@ class Result:
 
 
 def passed(what: str, found: str) -> Result:
-    """A row that proved what it is there for."""
+    """A row whose trial succeeded."""
     return Result(what, PASSED, found)
 
 

@@ -149,7 +149,7 @@ def plan(words: tuple[str, ...], as_json: bool, everything: bool, **options: Any
     job = read_job(words, options)
     require_writable(job.host, results_folder(job.sources))
     if job.plan.topology.rank == 0:
-        with contextlib.suppress(AlreadyFinishedError):
+        with contextlib.suppress(AlreadyFinishedError):  # a finished run has a plan, too
             choose_run(job.plan, job.sources, time.time())  # creates nothing, but fails where run would
     made = foresee_interfaces(job)
     values = resolved_values(job.plan.topology, job.sources)
@@ -255,7 +255,7 @@ def main() -> None:
     except Exception as error:
         _tell_pod(FAILED, f"{type(error).__name__}: {error}")
         raise
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a stderr that is closed or full must not change the exit code
         show()
     _tell_pod(code, said)
     sys.exit(code)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the probes take as long to import as the rest of a launcher
 
 
 class StoppedError(BaseException):
-    """Somebody stopped the selftest; no probe that catches errors may hold it up. `code` is the exit code that says so."""
+    """Somebody stopped the selftest. No probe that catches exceptions catches this. `code`: the exit code to end with."""
 
     def __init__(self, number: int) -> None:
         from slipway.launch.attempt.stops import STOP_WORDS, read_signal

@@ -1,6 +1,6 @@
 """Options as torchrun, accelerate, transformers, DeepSpeed, Lightning and nanoGPT call them, and what they are called here.
 
-Whoever types one is told the option and the whole line with it; nothing is guessed and started.
+If a user types one, the error names our option and shows the whole line with it. A guess is never started.
 """
 
 import re

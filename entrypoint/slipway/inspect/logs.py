@@ -233,7 +233,7 @@ class Wanted:
     failures: Failures | None = None
 
     def takes_file(self, node: int, rank: int) -> bool:
-        """Whether anything of a file may be wanted."""
+        """Whether the log of this node and rank can have lines that are wanted."""
         return _among(node, self.nodes) and _among(rank, self.ranks)
 
     def takes(self, line: Line) -> bool:

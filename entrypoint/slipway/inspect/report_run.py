@@ -141,7 +141,7 @@ def _when(end: NodeEnd) -> str:
 
 
 def read_curves(run: RunDirectory) -> MetricCurves:
-    """The curves of a run. Lines that are torn or make no sense are counted, values that are no numbers left out."""
+    """The curves of a run. Lines that cannot be read are counted and skipped; values that are no numbers are skipped."""
     curves: dict[str, dict[float, float]] = {}
     times, damaged = [], 0
     try:

@@ -83,7 +83,7 @@ def arguments(run: Record) -> str:
 
 
 def duration(run: Record) -> str:
-    """The time from the first line of metrics to the last, stops between included."""
+    """The time from the first line of metrics to the last, with the pauses between attempts."""
     first, last = run.metrics.first, run.metrics.last
     if first is None or last is None or last <= first:
         return NONE

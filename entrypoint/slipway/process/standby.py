@@ -92,7 +92,7 @@ class Standby:
         if os.fork():
             os._exit(0)
         while os.getppid() == own:
-            time.sleep(0.001)
+            time.sleep(0.001)  # until the process between has ended, and the launcher is the parent
         os.setsid()
         self._link.sendall(f"{os.getpid()}\n".encode())
         self._link.close()

@@ -127,7 +127,7 @@ def adopt_orphans() -> None:
 
 def reap() -> None:
     """Collect adopted children that have ended."""
-    with suppress(ChildProcessError):
+    with suppress(ChildProcessError):  # there is none left
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
 

@@ -4,9 +4,9 @@ Manifests, sbatch files and documents are tested against `EXITS`; nothing else i
 
 To add a code:
 
-1. A constant and a row of `EXITS` here, its word in `protocol/outcomes.py`, its text and what to do in
-   `launch/verdict/block.py` (`ENDINGS`, `ADVICE_BY_WORD`), and in `RETRYABLE` in `launch/verdict/restarts.py` if the launcher
-   restarts the job after it.
+1. A constant and a row of `EXITS` here, its word in `protocol/outcomes.py` (with `GOOD` there, and the order in `judge`, if the
+   job ended as asked), its text and what to do in `launch/verdict/block.py` (`ENDINGS`, `ADVICE_BY_WORD`), and in `RETRYABLE`
+   in `launch/verdict/restarts.py` if the launcher restarts the job after it.
 2. Who ends with it: the launcher by a `LaunchError`; a worker by an exception, which `outcome_word` in
    `train/worker/launcher.py` makes a word (for a loop with slipway.resume also `EXPLAINED` in `train/user/run.py`); a script by
    what it prints, in `protocol/causes.py`; a node in `launch/attempt/ending.py`; the process that copies by `kind` in
@@ -16,10 +16,10 @@ To add a code:
    `check/finding.py`, `check/examination.py`, `check/selftest.py`, `check/selftest_trial.py`.
 4. What a scheduler does (`then` of the row): slurm/train.sbatch, k8s/base/single/job.yaml, k8s/overlays/download/job.yaml and
    the comment in compose/compose.yaml by hand; the golden files again (RENEW_GOLDEN=1).
-5. Tests with lists of codes: `tests/unit/test_errors.py`, `tests/unit/test_verdict.py`, `tests/k8s/test_semantics.py`, and
-   those of the scheduler. docs/exit-codes.md and docs/cli.md are generated again; by hand the tables in README,
-   slurm/README.md, k8s/README.md and docs/troubleshooting.md, and the sentences on restarts in docs/fault-tolerance.md,
-   recipes.md, one-to-many.md and internals.md.
+5. Tests with lists of codes: `tests/unit/test_errors.py`, `tests/unit/test_verdict.py`, `tests/k8s/test_semantics.py`,
+   `tests/chaos/checks.py`, and those of the scheduler. docs/exit-codes.md and docs/cli.md are generated again; by hand the
+   tables in README, slurm/README.md, k8s/README.md and docs/troubleshooting.md, and the sentences on restarts in
+   docs/fault-tolerance.md, recipes.md, one-to-many.md and internals.md.
 """
 
 import contextlib

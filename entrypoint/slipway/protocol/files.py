@@ -65,7 +65,7 @@ def node_folder(run: Path, node_rank: int) -> Path:
 
 
 def own_file(node: Path, name: str, process: int | None) -> Path:
-    """A file of a launcher's in its node's folder; where there is one for each process, that of this one."""
+    """The path of a launcher's file in its node's folder. With one launcher per process its name has the `process`."""
     stem, dot, kind = name.partition(".")
     return node / (name if process is None else f"{stem}-{process}{dot}{kind}")
 

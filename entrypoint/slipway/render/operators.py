@@ -95,7 +95,7 @@ def _parts(asked: ManifestRequest, read: Read) -> tuple[Document, list[Document]
 
 
 def _of_set(value: Any, name: str) -> Any:
-    """The same with all selectors for the pods of one set."""
+    """A copy of a manifest, or of a part of it, whose selectors select the pods of the set `name`."""
     if isinstance(value, list):
         return [_of_set(item, name) for item in value]
     if not isinstance(value, dict):

@@ -149,7 +149,7 @@ class HangWatch:
         return STACKS if asked else 0.0
 
     def close(self) -> Mapping[int, ProgramEnd]:
-        """End the watching; returns what the watchers of the ranks reported when these ended."""
+        """Stop watching. Returns what the watcher of each rank reported when that rank ended."""
         ended: Mapping[int, ProgramEnd] = {}
         if self._watch:
             ended = self._watch.close()

@@ -302,7 +302,7 @@ class Screen:
         return finished
 
     def finish(self) -> list[ScreenRow]:
-        """All rows as they are, without blank ones: no more output is expected for them."""
+        """End: return the rows that are left, without blank ones."""
         self._half, self.over = b"", False
         return [row for row in self._take() if row.text]
 

@@ -22,7 +22,8 @@ from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
 
 Say = Callable[[str], None]
-# By setting. The first one has restored a run before the others see it.
+# By setting. The first one has restored a run before the others see it. An exception of theirs ends the job, so they catch what
+# is no reason for that.
 BUILTIN = (
     ("SLIPWAY_STORE", "slipway.launch.companions.copies:Stores"),
     ("SLIPWAY_METRICS_PORT", "slipway.launch.companions.metrics:open_metrics"),

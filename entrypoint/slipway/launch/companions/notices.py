@@ -26,7 +26,7 @@ from slipway.protocol.replicas import FindingKind, ReplicaDifference
 PAUSE = 60.0  # s between two messages
 EVERY = 5.0  # s between polls of what the training recorded
 TRIES = (0.0, 0.5, 2.0)  # s before each try
-TIMEOUT = 3.0  # s for each
+TIMEOUT = 2.0  # s for each; with the pauses all tries of the last message fit into LAST_SECONDS
 LAST_SECONDS = 10.0  # that the end of the job waits for its message: what a pod has beyond the grace for its snapshot
 
 
@@ -115,7 +115,7 @@ class Notices(Companion):
         while (notice := self._waiting.get()) is not None:
             self._over.wait(max(0.0, before + self._pause - time.monotonic()))
             texts, ended = [notice["text"]], False
-            with suppress(queue.Empty):
+            with suppress(queue.Empty):  # all that waited is taken: one message for it
                 while not ended:
                     later = self._waiting.get_nowait()
                     ended = later is None
@@ -129,7 +129,7 @@ class Notices(Companion):
 
     def _send(self, notice: Mapping[str, Any]) -> None:
         for pause in TRIES:
-            time.sleep(pause)
+            time.sleep(pause)  # in a thread of its own: the job does not wait
             try:
                 post(self._url, redact_json(dict(notice), self._clean))
                 return

@@ -88,7 +88,7 @@ class Listener:
         return {ADDRESS: name, SIZE: buffer_size(environ)}
 
     def ask(self, question: str) -> None:
-        """Ask all: `numbers` or `all`. One that does not read has not answered the question before."""
+        """Ask all: `numbers` or `all`. One that does not read has not answered the question before, or is gone."""
         for worker in self._workers:
             with suppress(OSError):
                 worker.link.send(f"{question}\n".encode())

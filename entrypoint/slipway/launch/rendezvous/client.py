@@ -271,7 +271,7 @@ class Client:
         self._link = self._following = self._telling = self.news = None
 
     async def _introduce(self, endpoint: Endpoint, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
-        """One try to connect and be welcomed. LaunchError where it will never be, or when time is up."""
+        """Try once to connect and be welcomed. Raises LaunchError if no further try can help, or the time is over."""
         loop, deadline = asyncio.get_running_loop(), self._patient + self._config.timeout
         if loop.time() > deadline:
             raise LaunchError(

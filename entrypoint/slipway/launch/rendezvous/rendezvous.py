@@ -284,7 +284,7 @@ class Rendezvous:
         from slipway.launch.rendezvous.coordinator import Coordinator
 
         if pause:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause)  # the launcher that led may welcome this one meanwhile
         if self._config.node_rank:
             await self._server.be_asked(info.nonce)
             self._config.say("enough launchers cannot reach node 0: this node leads the job in its place")

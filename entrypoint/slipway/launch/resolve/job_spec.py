@@ -69,7 +69,7 @@ class Job(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds that the job may stand still, 0 for any time."""
+        """Seconds that the job may stand still; 0 means no limit."""
         limit = self.sources.parsed("SLIPWAY_HANG_SECONDS")
         if limit == "auto":
             return 300.0 if self.plan.workload.builtin else 600.0

@@ -1,4 +1,4 @@
-"""A launcher's lock on its node's folder in a run directory (process/folder_lock.py), and what it says where another has it."""
+"""A launcher's lock on its node's folder in a run directory (process/folder_lock.py), and the message if another has it."""
 
 from __future__ import annotations
 

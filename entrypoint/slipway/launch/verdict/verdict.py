@@ -83,7 +83,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a job, the same on every node. `unhealthy` holds the node ranks that exit 77, not 76."""
+    """The end of a job, the same on every node. `unhealthy`: the node ranks that end with 77, while all others end with 76."""
 
     word: str
     first: Outcome

@@ -1,7 +1,7 @@
 """The snapshots of a job, which all of its ranks take together: on the disk, in memory, and resumed from.
 
-`fit` and the loops of users (own/) are clients of this. A client says what a snapshot contains (`Contents`); when one is due on
-the disk is its own decision.
+`fit` and the loops of users (train/user) are clients of this. A client says what a snapshot contains (`Contents`), and decides
+when one is due on the disk.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def explain_adapter(folder: Path) -> str:
     """Return what to do with a LoRA adapter, which contains changes to a model and not the model."""
     try:
         base = json.loads((folder / ADAPTER).read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):  # then the advice names no model
         base = None
     return (
         f"{folder} holds an adapter (LoRA) of the model {base or 'that it was made of'} and not a whole model. Merge both, and "

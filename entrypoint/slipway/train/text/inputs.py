@@ -157,7 +157,8 @@ def count_files(inputs: Sequence[Path]) -> int:
 
 
 def read_parts(sources: Sequence[TextSource]) -> list[TextSource]:
-    """Return the sources with the parts that their names say, if some say training and some something else.
+    """Return the sources, each for training or validation by its name, if some names say training and some something else. A name
+    that says nothing counts as training.
 
     Without files for validation, those for tests are used; with both, tests are left out.
     """

@@ -105,7 +105,7 @@ class RankCollectives:
         raise ConfigurationError(f"Rank {others[0]} differs from rank 0 in {', '.join(odd[:NAMED])}{more}. {advice}")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks of a tensor on the device."""
+        """Add up a tensor on the device over all ranks, in place, and return it."""
         if self.side is not None:
             dist.all_reduce(values)
         return values

@@ -110,6 +110,7 @@ class Heartbeat:
         self._write()
 
     def _write(self) -> None:
+        # The timer's thread writes, too. Whoever saves reports a full disk.
         with self._lock, suppress(OSError), held_folder(self._path.parent) as folder:
             temporary = folder / f".{self._path.name}"
             temporary.unlink(missing_ok=True)  # do not write to a file or link that someone put there
