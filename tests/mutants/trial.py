@@ -29,6 +29,7 @@ TESTS = {
     "verdict": ("verdict",),
     "ending": ("ending",),
     "membership": ("membership", "compare"),
+    "rules": ("rules",),
     "printable": ("printable",),
     "tracebacks": ("tracebacks",),
 }

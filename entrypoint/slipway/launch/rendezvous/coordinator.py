@@ -22,7 +22,8 @@ from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.neighbour_check import PROBE_SECONDS
-from slipway.launch.rendezvous.server import LED_SECONDS, Server, State
+from slipway.launch.rendezvous.rules import State, name_successors, outlives
+from slipway.launch.rendezvous.server import LED_SECONDS, Server
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.block import ENDINGS
 from slipway.launch.verdict.cause import Cause
@@ -84,7 +85,7 @@ class Coordinator:
             self._state.start = start
             for node_rank in self._membership.ranks:
                 self._state.links[node_rank].send(self._state.start_of(node_rank))
-            server.name_successors()
+            server.carry_out(name_successors(self._state, self._config))
             if self._membership.own.findings:
                 members = [self._membership.members[rank] for rank in self._state.places]
                 lines = [encode(wire.Peer(member.info, member.offset)) for member in members]
@@ -261,12 +262,12 @@ class Coordinator:
         one tells the number, even where the start was heard by nobody else, and the next leader takes a higher one.
         """
         server, loop = self._server, asyncio.get_running_loop()
-        changes, ranks, number = server.changes, self._membership.participants, self._membership.next_attempt
+        changes, ranks, number = self._state.changes, self._membership.participants, self._membership.next_attempt
         self._state.places = {rank: place for place, rank in enumerate(ranks)}
         self._next = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
 
         def changed() -> bool:
-            return server.changes != changes or bool(self._state.stopping)
+            return self._state.changes != changes or bool(self._state.stopping)
 
         await self._visit(ranks, number, changed)
         if not changed():
@@ -291,14 +292,14 @@ class Coordinator:
     async def _visit(self, ranks: tuple[int, ...], number: int, changed: Callable[[], bool]) -> None:
         """Send every launcher to the next one, and wait for what they found, or until somebody came or left."""
         server = self._server
-        server.round += 1
+        self._state.round += 1
         self._state.probed = {}
         with self._shared_file() as name:
             for rank in ranks:
                 there = self._membership.members[self._next[rank]]
                 self._state.links[rank].send(
                     wire.Probe(
-                        server.round,
+                        self._state.round,
                         there.info.node_rank,
                         there.address,
                         there.hello.port,
@@ -320,7 +321,7 @@ class Coordinator:
         return LaunchError("\n".join((*lines, *more, explain_ring(self._membership.own.runtime))), CONFIGURATION)
 
     def _answer(self, node_rank: int) -> wire.Probed:
-        return self._state.probed.get(node_rank, wire.Probed(self._server.round, "its launcher did not answer", False))
+        return self._state.probed.get(node_rank, wire.Probed(self._state.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int) -> str:
         here, there = (self._membership.members[rank] for rank in (node_rank, self._next[node_rank]))
@@ -399,7 +400,7 @@ class Coordinator:
             return
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
-        ending = server.rule(verdict, leaving if server.outlives(leaving) else ())
+        ending = server.rule(verdict, leaving if outlives(self._state, self._config, leaving) else ())
         gone = {*ending.leaving} | (self._state.lost if self._config.spares else set())
         stay = self._state.places.keys() - gone
         server.stayed = frozenset(stay) if ending.leaving or self._config.spares else frozenset()

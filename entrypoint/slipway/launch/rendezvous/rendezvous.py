@@ -155,7 +155,9 @@ class Rendezvous:
 
     def has_enough(self) -> bool:
         """On node 0, whether enough launchers are here for another attempt, spare ones among them."""
-        return self._server.has_enough()
+        from slipway.launch.rendezvous.rules import has_enough
+
+        return has_enough(self._server.state, self._config)
 
     def _wait(
         self,

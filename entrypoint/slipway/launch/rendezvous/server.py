@@ -4,32 +4,29 @@ their messages.
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous import rules
 from slipway.launch.rendezvous.authentication import key_of
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import IN_A_MESH, MESH, SilentError
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
-from slipway.launch.rendezvous.membership import Member, Membership, fits, has_missed, was_replaced
-from slipway.launch.rendezvous.messages import SUCCESSORS, NodeInfo
+from slipway.launch.rendezvous.membership import Member, fits, has_missed
+from slipway.launch.rendezvous.messages import NodeInfo
+from slipway.launch.rendezvous.rules import Act, State
 from slipway.launch.resolve.connectivity import is_loopback
-from slipway.launch.resolve.topology import SPARE
-from slipway.launch.verdict.cause import Cause
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.decoding import MalformedError
-from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
-from slipway.protocol.outcomes import Word
+from slipway.protocol.errors import CONFIGURATION
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
 PONG_SECONDS = 3.0  # for a member whose node rank another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
-RANKS = 1024  # of a node, at most
 NOTES = 20  # different lines about strangers and newcomers
 ASK_SECONDS = (
     HELLO_SECONDS / 2
@@ -41,47 +38,6 @@ LED_SECONDS = 15.0  # for which it counts that another launcher leads the job; i
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
 
-@dataclass
-class State:
-    """What belongs to one attempt, and to the waiting before it; made anew for each.
-
-    `membership` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
-    launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those
-    `awaited` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
-    ranks and in the order of their places; `start` is what they were told.
-    """
-
-    membership: Membership | None = None
-    running: bool = False
-    nonce: str = ""  # of the job, once it runs
-    deadline: float = math.inf
-    odd_since: float = math.inf
-    probed: dict[int, wire.Probed] = field(default_factory=dict)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    failed: bool = False  # whether one of them is bad
-    stopping: dict[int, wire.Stopping] = field(default_factory=dict)
-    links: dict[int, Link] = field(default_factory=dict)
-    refused: str = ""  # the last launcher that was, and why: it may be a missing node
-    awaited: set[int] = field(default_factory=set)
-    places: dict[int, int] = field(default_factory=dict)
-    start: wire.Start | None = None
-    processes: int = 0  # of each node
-    dumps: dict[int, tuple[StackDump, ...]] = field(default_factory=dict)  # of nodes that stand still
-    # Of nodes that have not reported all their ranks yet.
-    telling: dict[int, tuple[StackDump, ...]] = field(default_factory=dict)
-
-    def start_of(self, node_rank: int) -> wire.Start:
-        """What a launcher receives at the start: its place, or that it is a spare node."""
-        assert self.start
-        place = self.places.get(node_rank, SPARE)
-        return replace(self.start, group_rank=place, notes=() if place == SPARE else self.start.notes)
-
-    @property
-    def lost(self) -> set[int]:
-        """The node ranks that went away without a word while the attempt ran."""
-        return {rank for rank, outcome in self.outcomes.items() if outcome.word == Word.LOST}
-
-
 class Server:
     """What connections share. The coordinator of an attempt (coordinator.py) reads and changes its state."""
 
@@ -89,10 +45,7 @@ class Server:
         self.config = config
         self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
-        self.changes = 0  # how often launchers became members or left
-        self.round = 0  # of probes
         self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
-        self.successors: set[int] = set()  # the node ranks of spare nodes that can lead if this launcher is lost
         self.led: wire.Led | None = (
             None  # which launcher leads the job in node 0's place, as it told this one, on node 0
         )
@@ -119,7 +72,7 @@ class Server:
             if member:
                 await self._serve(link, member)
         except MalformedError as error:
-            self._refuse(link, f"{error}.")
+            self._refuse(link, wire.Refused(CONFIGURATION, f"{error}."))
         except OSError:
             pass
         finally:
@@ -151,16 +104,18 @@ class Server:
                 link.send_line(line)
 
     def take(self, outcome: Outcome) -> None:
-        """Note how the run ended on a node (the first word counts), and warn the others of the first that ended badly.
+        """Note how the run ended on a node."""
+        self.carry_out(rules.note_outcome(self.state, outcome))
 
-        When one node fails, all report: to pass on each report to all would take the square of their number in messages.
-        """
-        if outcome.node_rank in self.state.outcomes:
-            return
-        self.state.outcomes[outcome.node_rank] = outcome
-        if not outcome.good and not self.state.failed:
-            self.state.failed = True
-            self.broadcast(wire.News(outcome), but=outcome.node_rank)
+    def carry_out(self, effects: rules.Effects) -> None:
+        """Send and print what the rules say."""
+        for effect in effects:
+            if isinstance(effect, str):
+                self.config.say(effect)
+            elif effect.link:
+                effect.link.send(effect.message)
+            else:
+                self.broadcast(effect.message, but=effect.but)
         self.wake()
 
     def dumps(self) -> tuple[StackDump, ...] | None:
@@ -186,26 +141,6 @@ class Server:
             self.state.outcomes.pop(outcome.node_rank, None)
             self.take(outcome)
 
-    def outlives(self, leaving: Collection[int]) -> bool:
-        """Whether the job goes on when these nodes leave: with their replacements, or an elastic one with enough others, node
-        0 among them, or with a spare node that leads in its place.
-        """
-        if any(stop.word != Word.STOPPED for stop in self.state.stopping.values()):
-            return False  # its user stopped it for good
-        remain = (len(self.state.membership.ranks) if self.state.membership else 0) - len(leaving)
-        noticed = all(rank in self.state.stopping and self.state.stopping[rank].notice for rank in leaving)
-        if self.config.replaced or (noticed and self.config.awaits):
-            return remain > 0 or self.state.membership is None  # between two attempts everybody else remains
-        if self.config.node_rank in leaving and (self.successors <= {*leaving} or not self.state.running):
-            return False
-        if self.config.spares:
-            return not self.state.running or self.has_enough(leaving)
-        return self.config.enough < self.config.nodes and (self.config.enough <= remain or not self.state.running)
-
-    def has_enough(self, leaving: Collection[int] = ()) -> bool:
-        """Whether enough launchers are here for another attempt, spare ones among them, once those leave."""
-        return len(self.state.links.keys() - {*leaving}) >= self.config.enough
-
     def asking(self, nonce: str) -> set[int]:
         """The node ranks of this job's launchers that ask this one to lead, since they cannot reach node 0."""
         since = asyncio.get_running_loop().time() - ASKED_SECONDS
@@ -229,19 +164,6 @@ class Server:
         links, self.state.links, self.state.membership = self.state.links, {}, None
         for link in links.values():
             link.cut()
-
-    def name_successors(self) -> None:
-        """While an attempt runs, tell all launchers which spare nodes lead if this one is lost."""
-        membership, places = self.state.membership, self.state.places
-        if not (self.config.succeeds and self.state.running and membership):
-            return
-        spares = [
-            member for rank, member in sorted(membership.members.items()) if rank not in places and member.hello.door
-        ]
-        self.successors = {member.info.node_rank for member in spares}
-        for member in spares[:SUCCESSORS]:
-            where = member.info.node_rank, member.info.host, member.address, member.hello.door
-            self.broadcast(wire.Successor(*where, first=member is spares[0]))
 
     async def beat(self) -> None:
         """Show everybody here that we live, and make them show it."""
@@ -278,7 +200,7 @@ class Server:
         if not isinstance(hello, wire.Hello):
             raise MalformedError("not a hello")
         if link.peer in MESH and hello.process != self.config.process and not is_loopback(self.config.address):
-            self._refuse(link, f"{IN_A_MESH.format(peer=link.peer)}.", hello.info)
+            self._refuse(link, wire.Refused(CONFIGURATION, f"{IN_A_MESH.format(peer=link.peer)}."), hello.info)
             return None
         # The hello was written between the proof and now: half the round trip is the best guess, as NTP does it.
         offset = hello.clock - (sent + self.config.clock.time()) / 2
@@ -332,60 +254,33 @@ class Server:
         return known in ("", info.nonce) and (membership is None or is_same_job(info, membership.own, self.config))
 
     async def _assess(self, link: Link, member: Member) -> Member | None:
-        """Whether a launcher with the right token can be a member."""
-        hello, now = member.hello, asyncio.get_running_loop().time()
+        """Whether a launcher with the right token can be a member: do what the rules say until they admit it or do not."""
+        hello, rank, now = member.hello, member.info.node_rank, asyncio.get_running_loop().time()
         if hello.frozen and self.config.node_rank and not self.state.running:
             return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
-        if self.config.succeeds and 0 <= hello.info.node_rank < self.config.launchers:
-            self._asking[hello.info.node_rank] = hello.info.nonce, now
+        if self.config.succeeds and 0 <= rank < self.config.launchers:
+            self._asking[rank] = hello.info.nonce, now
             self.wake()
-        if self.led and self.state.membership is None and now - self._led_at < LED_SECONDS:
-            link.send(self.led)
-            return None
-        # The launcher gives up after HELLO_SECONDS.
-        there = await self.until(lambda: self.state.membership is not None, now + ASK_SECONDS)
-        if not there or self.state.membership is None:
-            if not self.config.node_rank:
-                self._refuse(link, "node 0 is between two attempts.", again=True)
-            return None
-        membership, node_rank = self.state.membership, hello.info.node_rank
-        known = self.state.nonce or membership.nonce or membership.own.nonce
-        if hello.info.nonce and known and hello.info.nonce != known:
-            link.send(
-                wire.Refused(CONFIGURATION, f"another job, of node 0 on {self.state.membership.own.host}", again=True)
-            )
-            self._note(f"refused node {node_rank} ({hello.info.host}), which belongs to another job")
-            return None
-        if reason := self.state.membership.objection(hello):
-            self._refuse(link, reason, hello.info)
-            return None
-        rival, older = self.state.membership.rival(hello), self.state.links.get(node_rank)
-        stale = rival is not None and not self.state.running and was_replaced(rival.hello, hello)
-        if rival and older and not stale and await self._answers(older):
-            taken = f"RANK={node_rank} is taken by {rival.info.host}"
-            if self.state.stopping:  # a scheduler may replace what it stops before that has saved
-                self._refuse(link, f"{taken}, which is stopping.", again=True)
+        led = self.led if now - self._led_at < LED_SECONDS else None
+        waited, alive = False, dict[Link | None, bool]()
+        while True:
+            older = self.state.links.get(rank)
+            superseded = self.config.succeeds and self._has_successor(hello)
+            reply = rules.assess(self.state, self.config, member, led, superseded, waited, alive.get(older))
+            if reply.note:
+                self._note(reply.note)
+            if reply.act is Act.WAIT:  # the launcher gives up after HELLO_SECONDS
+                await self.until(lambda: self.state.membership is not None, now + ASK_SECONDS)
+            elif reply.act is Act.PING and older:
+                alive[older] = await self._answers(older)
+            elif reply.act is Act.REPLACE:
+                self._remove(rank, "it does not answer, and another launcher has replaced it")
             else:
-                self._refuse(link, f"{taken}; every node needs a RANK of its own.", hello.info)
-            return None
-        if self.config.succeeds and self._has_successor(hello):
-            self._refuse(link, "another launcher has taken the place of this one.", again=True)
-            return None
-        if rival and older:
-            if stale:
-                self._note(
-                    f"node {node_rank} ({rival.info.host}) was frozen or cut off; another launcher of this rank replaces it"
-                )
-            self._remove(rival, older, "it does not answer, and another launcher has replaced it")
-        running, waits = self.state.running or self.state.membership is None, bool(self.config.spares)
-        if waits and (self.state.running or node_rank >= self.config.nodes) and (why := membership.misfit(member)):
-            self._refuse(link, why, hello.info)
-            return None
-        if running and not (waits and self.state.running and node_rank not in self.state.places):
-            self._refuse(link, "the job is running without this node; waiting for its next attempt.", again=True)
-            self._note(f"node {node_rank} ({hello.info.host}) is present, and joins at the next attempt")
-            return None
-        return member
+                break
+            waited = True
+        if reply.message:
+            self._refuse(link, reply.message, hello.info)
+        return member if reply.act is Act.ADMIT else None
 
     def _has_successor(self, hello: wire.Hello) -> bool:
         """Whether another launcher has taken the place of this one, because it was a member later, or in an attempt that this one
@@ -398,18 +293,15 @@ class Server:
 
     async def remove_silent(self, node_rank: int) -> None:
         """Remove a member that does not answer while nodes wait for each other."""
-        link, member = (
-            self.state.links.get(node_rank),
-            self.state.membership and self.state.membership.members.get(node_rank),
-        )
-        if link and member and not await self._answers(link):
-            self._remove(member, link, "it does not answer")
+        link = self.state.links.get(node_rank)
+        if link and not await self._answers(link) and self.state.links.get(node_rank) is link:
+            self._remove(node_rank, "it does not answer")
 
-    def _remove(self, member: Member, link: Link, why: str) -> None:
+    def _remove(self, node_rank: int, why: str) -> None:
         """Give up a launcher that does not answer, before its connection ends by itself."""
-        if self.state.links.get(member.info.node_rank) is link:
-            self._miss(member, why, self._silence(link))
-            link.cut()
+        link = self.state.links[node_rank]
+        self._miss(node_rank, why, self._silence(link))
+        link.cut()
 
     def _silence(self, link: Link) -> float:
         """The seconds since the last message from there."""
@@ -429,26 +321,9 @@ class Server:
             return
         if older := self.state.links.pop(node_rank, None):
             older.cut()
-        self.state.membership.admit(member)
         others = [one for one in self._holders.get(node_rank, []) if one.process != member.hello.process]
-        self._holders[node_rank] = [*others, member.hello]
-        self.state.links[node_rank], self._heard[link] = link, loop.time()
-        self.changes += not self._is_idle(node_rank)
-        if not self.state.membership.fits(member):
-            self.state.odd_since = min(self.state.odd_since, loop.time())
-        link.send(
-            wire.Welcome(
-                max(0.0, self.state.deadline - loop.time()),
-                self.state.membership.own.host,
-                self.config.heartbeat,
-                self.config.node_rank,
-            )
-        )
-        if self.state.running:
-            link.send(self.state.start_of(node_rank))
-            self.config.say(f"node {node_rank} ({member.info.host}) waits as a spare node")
-            self.name_successors()
-        self.wake()
+        self._holders[node_rank], self._heard[link] = [*others, member.hello], loop.time()
+        self.carry_out(rules.admit(self.state, self.config, member, link, loop.time()))
         ended = "its connection closed"
         try:
             while True:
@@ -467,64 +342,14 @@ class Server:
                 # A living launcher answers each ping. A machine that starts again after a power cut closes the connection only
                 # when something is sent to it.
                 silence = self._silence(link)
-                self._miss(member, ended, silence if silence > 2 * self.config.heartbeat / BEATS else 0.0)
+                self._miss(node_rank, ended, silence if silence > 2 * self.config.heartbeat / BEATS else 0.0)
 
     def _hear(self, message: object, member: Member) -> None:
-        node_rank = member.info.node_rank
-        if isinstance(message, wire.Probed) and message.round == self.round:
-            self.state.probed[node_rank] = message
-        elif isinstance(message, wire.Report) and self.state.running and node_rank in self.state.places:
-            own = message.outcome
-            self.take(replace(own, node_rank=node_rank, host=member.info.host, time=own.time - member.offset))
-        elif isinstance(message, wire.Stuck):
-            known = () if message.first else self.state.telling.get(node_rank, ())
-            known = (*known, replace(message.dump, node_rank=node_rank))[:RANKS]
-            self.state.telling[node_rank] = known
-            if len(known) == self.state.processes:
-                self.state.dumps[node_rank] = known
-        elif isinstance(message, wire.Moving):
-            self.state.dumps.pop(node_rank, None)
-        elif isinstance(message, wire.Stopping) and not (self.state.running and self._is_idle(node_rank)):
-            self._hear_stop(replace(message, node_rank=node_rank, host=member.info.host), member)
+        self.carry_out(rules.step(self.state, self.config, member, message))
 
-    def _hear_stop(self, stop: wire.Stopping, member: Member) -> None:
-        node_rank, before = stop.node_rank, self.state.stopping.get(stop.node_rank)
-        if before and before.notice != stop.notice and stop.word == Word.STOPPED:
-            return  # a machine that a notice named goes down with a SIGTERM: what came first counts
-        self.state.stopping[node_rank] = stop
-        if not self.outlives(self.state.stopping):
-            self.broadcast(stop, but=node_rank)
-        elif not self.state.running:
-            del self.state.stopping[node_rank]
-            self.state.links[node_rank].send(wire.End(CODE_OF[stop.word], (f"{stop.text}: it leaves the job",)))
-            self._miss(member, "it leaves")  # at once: a start that still counted on it would fail
-
-    def _miss(self, member: Member, ended: str, silence: float = 0.0) -> None:
-        """A launcher's connection ended: a lost node during the run, a member less before it.
-
-        It was lost `silence` seconds ago, with its last sign of life: its peers may have failed since, because of that.
-        """
-        node_rank = member.info.node_rank
-        del self.state.links[node_rank]
-        idle = self._is_idle(node_rank)
-        self.changes += not idle
-        if self.state.running and not idle:
-            now = self.config.clock.time()
-            self.take(Outcome(node_rank, member.info.host, Word.LOST, now - silence, cause=Cause(text=ended)))
-        elif self.state.membership:
-            self.state.membership.vacate(node_rank)
-            self.state.awaited.discard(node_rank)
-            if self.state.running:
-                left = len(self.state.links) - len(self.state.places.keys() & self.state.links.keys())
-                self.config.say(
-                    f"spare node {node_rank} ({member.info.host}) is lost: {ended}; spare nodes that are left: {left}"
-                )
-                self.name_successors()
-        self.wake()
-
-    def _is_idle(self, node_rank: int) -> bool:
-        """Whether this node has no part in the attempt that runs or is about to, as a spare node."""
-        return bool(self.config.spares and self.state.places) and node_rank not in self.state.places
+    def _miss(self, node_rank: int, ended: str, silence: float) -> None:
+        """A launcher's connection ended, `silence` seconds after its last sign of life."""
+        self.carry_out(rules.lose(self.state, self.config, node_rank, ended, self.config.clock.time() - silence))
 
     @property
     def idle(self) -> tuple[tuple[int, str], ...]:
@@ -532,14 +357,14 @@ class Server:
         members, places = dict(self.state.membership.members if self.state.membership else {}), self.state.places
         return tuple((rank, members[rank].info.host) for rank in sorted(members) if places and rank not in places)
 
-    def _refuse(self, link: Link, reason: str, info: NodeInfo | None = None, *, again: bool = False) -> None:
-        """Answer somebody who is not admitted, and say so here once per reason."""
-        link.send(wire.Refused(PEER if again else CONFIGURATION, reason, again))
-        if not again:
+    def _refuse(self, link: Link, message: wire.Refused | wire.Led, info: NodeInfo | None = None) -> None:
+        """Answer somebody who is not admitted, and say so here once per reason, if it is for good."""
+        link.send(message)
+        if isinstance(message, wire.Refused) and not message.again:
             who = f"node rank {info.node_rank} ({info.host}) at {link.peer}" if info else link.peer
-            self._note(f"refused {who}: {reason}")
+            self._note(f"refused {who}: {message.reason}")
             if info:
-                self.state.refused = f"{info.host} was refused: {reason}"
+                self.state.refused = f"{info.host} was refused: {message.reason}"
 
     def _note(self, line: str) -> None:
         """Say something about somebody who came, but not for ever."""
