@@ -165,49 +165,9 @@ def commands() -> Iterator[tuple[str, click.Command]]:
         yield name, command
 
 
-@pytest.mark.parametrize(("name", "command"), list(commands()))
-def test_every_command_and_option_is_described(name: str, command: click.Command) -> None:
-    assert command.help
-    assert command.epilog
-    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
-    assert [option.name for option in options if not option.help] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "wrong", "near"),
-    [
-        (["run", "--nnode", "2", "linear"], "--nnode", "--nnodes"),
-        (["plan", "--nproc-per-nodes", "2", "linear"], "--nproc-per-nodes", "--nproc-per-node"),
-        (["plan", "--jsn", "linear"], "--jsn", "--json"),
-        (["linear", "--epoch", "3"], "--epoch", "--epochs"),
-        (["plan", "linear", "--batchsize", "3"], "--batchsize", "--batch-size"),
-        (["gpt", "--preet", "tiny"], "--preet", "--preset"),
-        (["linear", "--nnode", "2"], "--nnode", "--nnodes"),
-    ],
-)
-def test_a_wrong_option_is_2_and_names_the_nearest(slipway: Slipway, words: list[str], wrong: str, near: str) -> None:
-    answer = slipway(*words)
-    assert answer.code == 2
-    assert f"No such option '{wrong}'" in answer.err
-    assert near in answer.err.replace(f"'{wrong}'", "")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--nnodes"],
-        ["linear", "--nnodes"],
-        ["linear", "--lr", "fast"],
-        ["linear", "--epochs", "0"],
-        ["linear", "--steps", "1", "--epochs", "1"],
-        ["gpt", "--preset", "huge"],
-        ["linear", "stray"],
-        ["sample"],
-        ["--no-such-option"],
-    ],
-)
-def test_a_wrong_command_line_is_2_without_a_traceback(slipway: Slipway, words: list[str]) -> None:
-    answer = slipway(*words)
+@pytest.mark.parametrize("words", ["run --nnodes", "linear --nnodes", "linear stray", "sample", "--no-such-option"])
+def test_a_wrong_command_line_is_2_without_a_traceback(slipway: Slipway, words: str) -> None:
+    answer = slipway(*words.split())
     assert answer.code == 2
     assert "Error: " in answer.err
     assert "Traceback" not in answer.err
