@@ -56,25 +56,6 @@ def test_the_oldest_kernel_will_do(container: Containers, tmp_path: Path, end: s
     job.wait(75)
 
 
-@pytest.mark.core
-def test_docker_stop_leaves_a_snapshot_and_another_container_goes_on_from_it(
-    container: Containers, undo: ExitStack
-) -> None:
-    volume = fresh_name()
-    docker("volume", "create", volume)
-    undo.callback(docker, "volume", "rm", volume)
-    options = f"--shm-size 1g --stop-timeout 120 --volume {volume}:/checkpoints"
-    job = container.start(f"{options} IMG gpt --steps 100000 --log-every 1")
-    job.wait_for("step 3/")
-    docker("stop", job.name)
-    job.wait(75)  # 137 where it took longer than --stop-timeout
-    assert any("SIGTERM" in line for line in job.closing)
-    stopped = int(job.text.partition("stopped at step ")[2].split()[0].strip(".,:;"))
-    again = container(f"{options} IMG gpt --steps {stopped + 2} --log-every 1 --sample-tokens 0 --resume auto")
-    assert f"step {stopped + 1}/{stopped + 2}" in again.text
-    assert f"step {stopped}/{stopped + 2}" not in again.text
-
-
 def test_ctrl_c_ends_a_container_in_the_foreground_with_79(undo: ExitStack) -> None:
     name = fresh_name()
     undo.callback(docker, "rm", "--force", "--volumes", name)

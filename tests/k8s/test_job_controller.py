@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from kubectl import Document
 from manifests import kustomize
-from policy import Condition, Ended, decide, due, indexes, judge
+from policy import Condition, Ended, decide, due, judge
 from templates import of_kind
 
 pytestmark = pytest.mark.core
@@ -36,16 +36,6 @@ def pod(index: int, code: int, *, disrupted: bool = False, container: str = "tra
 )
 def test_the_first_rule_that_matches_a_failed_pod_decides(spec: Document, ended: Ended, action: str) -> None:
     assert decide(spec, ended)[0] == action
-
-
-def test_without_rules_every_failure_counts() -> None:
-    assert decide({}, pod(0, 78)) == ("Count", None)
-
-
-def test_not_in_matches_all_other_failures() -> None:
-    rule = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75]}}
-    spec = {"podFailurePolicy": {"rules": [rule]}}
-    assert [decide(spec, pod(0, code))[0] for code in (0, 75, 1)] == ["Count", "Count", "FailJob"]
 
 
 @pytest.mark.parametrize(
@@ -104,13 +94,3 @@ def test_the_message_names_pod_code_and_rule(spec: Document) -> None:
         "Container train for pod default/slipway-1-abcde failed with exit code 78 matching FailJob rule at index 0"
     )
     assert judge(spec, [pod(1, 78)]) == Condition("FailureTarget", "PodFailurePolicy", message)
-
-
-def test_without_a_success_policy_all_indexes_must_succeed(spec: Document) -> None:
-    without = {name: value for name, value in spec.items() if name != "successPolicy"}
-    assert judge(without, [pod(0, 0)]) is None
-    assert judge(without, [pod(0, 0), pod(1, 0)]) is not None
-
-
-def test_indexes_are_numbers_and_ranges() -> None:
-    assert indexes("0,2-4") == {0, 2, 3, 4}

@@ -205,24 +205,6 @@ def test_a_cancelled_job_saves_before_its_container_goes(sites: Callable[[str], 
     assert "snapshot saved" in outcome["first"]["evidence"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--container-nme=x",), "unrecognized option '--container-nme=x'"),
-        (("--container-mounts=:",), "pyxis: --container-mounts: invalid format: :"),
-        (("--container-mounts", "/nowhere:/data"), "failed to mount: /nowhere at /data: No such file or directory"),
-        (("--container-workdir=/nowhere",), "pyxis: couldn't chdir to /nowhere: No such file or directory"),
-        (("--container-mount-home", "--no-container-mount-home"), "--[no-]container-mount-home were specified"),
-        (("--container-writable",), "--container-writable is one of pyxis's options that the stand-in"),
-    ],
-    ids=["an unknown option", "no mount", "nothing to mount", "no folder to be in", "both", "what it has not"],
-)
-def test_the_stand_in_refuses(stand_in: Site, words: tuple[str, ...], told: str) -> None:
-    done = stand_in.try_srun(*words, "true")
-    assert done.returncode
-    assert told in done.stderr
-
-
 def test_an_image_has_references_of_all_three_kinds(stand_in: Site) -> None:
     known = json.loads((stand_in.cluster.shared / "pyxis/images.json").read_text())
     assert len(known) == 3

@@ -445,15 +445,6 @@ def test_json_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, content:
     assert said in str(error.value)
 
 
-def test_a_json_array_becomes_tokens(tmp_path: Path) -> None:
-    every = documents(40)
-    array = written(tmp_path / "a.json", json.dumps([{"text": text} for text in every]))
-    assert "1 file (JSON), " in run(array, "--out", tmp_path / "out")
-    run(write_lines(tmp_path / "a.jsonl", every), "--out", tmp_path / "lines")
-    for part in ("train", "validation"):
-        assert tokens(read_folder(tmp_path / "out"), part) == tokens(read_folder(tmp_path / "lines"), part)
-
-
 def test_an_error_deep_in_a_file_names_its_line(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "a.jsonl", documents(300))
     with lines.open("a") as file:

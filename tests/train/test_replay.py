@@ -658,13 +658,6 @@ def test_a_training_without_a_fault_raises_no_alarm(name: str) -> None:
     assert (found["alarms"], found["steps"], found["replays"]) == (0, 60, 4)
 
 
-def test_the_second_time_within_a_day_the_node_is_unhealthy(job: Start) -> None:
-    run = job("linear", *OPTIONS, "--replay-every", 4, processes=3, wrong=[1, 12, 99])
-    assert run.exit_code == 1
-    assert {outcome["outcome"] for outcome in run.outcomes} == {"unhealthy"}
-    assert "for the second time within a day on node 0 (" in run.outcomes[0]["message"]
-
-
 @pytest.mark.parametrize(("processes", "nodes"), [(2, 1), (3, 1), (2, 2)])
 def test_a_node_whose_known_answers_are_wrong_is_unhealthy_at_once(
     processes: int, nodes: int, start: Callable[..., Job]

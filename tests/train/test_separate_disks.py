@@ -69,14 +69,6 @@ def test_a_new_format_on_one_node_is_refused_by_all(nodes: Nodes) -> None:
     assert outcomes[0]["message"] == outcomes[1]["message"]
 
 
-def test_damage_on_all_nodes_ends_the_job(nodes: Nodes) -> None:
-    for run in nodes("--steps", 4):
-        (run.folder / "snapshots" / "step-00000004" / "manifest.json").unlink()
-    for run in nodes("--steps", 10, resume="auto"):
-        assert [outcome["outcome"] for outcome in run.outcomes] == ["no-progress"]
-        assert "holds no snapshot that can be loaded" in run.outcomes[0]["message"]
-
-
 @pytest.mark.pull
 @pytest.mark.parametrize("resume", [("none", "auto"), ("auto", "none")])
 def test_a_node_that_is_started_differently_begins_a_new_run_with_the_others(

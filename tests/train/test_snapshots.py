@@ -232,23 +232,6 @@ def test_a_damaged_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     verify_snapshot(tmp_path / "step-00000005")
 
 
-def test_a_job_goes_on_from_the_snapshot_before_a_damaged_one(
-    train: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--dataset-size", 256, "--steps", 30, "--save-every", 10, "--log-every", 1)
-    whole = train("linear", *options)
-    before, steps = whole.tensors("model", "ranks"), [line["step"] for line in whole.metrics]
-    flip_a_bit(whole.folder / "snapshots" / "step-00000030" / "model.safetensors")
-    again = train("linear", *options, resume="auto")
-    printed = capsys.readouterr()
-    assert "skipping the damaged snapshot step-00000030" in printed.err
-    assert "resuming from" in printed.out
-    assert again.snapshots == ["step-00000030", "step-00000020"]
-    assert [line["step"] for line in again.metrics] == steps
-    after = again.tensors("model", "ranks")
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-
-
 def test_a_damaged_snapshot_that_was_named_is_an_error(
     train: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

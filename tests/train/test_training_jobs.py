@@ -140,15 +140,6 @@ def test_a_killed_process_leaves_its_peer_with_that_reason(start: Callable[..., 
 
 
 @pytest.mark.pull
-def test_fp16_without_a_gpu_is_the_users_mistake(job: Start) -> None:
-    run = job("linear", *LINEAR, "--precision", "fp16")
-    assert run.exit_code == 1
-    assert {outcome["outcome"] for outcome in run.outcomes} == {"configuration"}
-    assert "type --precision bf16 or --precision fp32" in run.output
-    assert "Traceback" not in run.output
-
-
-@pytest.mark.pull
 @pytest.mark.parametrize("word", ["stopped", "cancelled"])
 def test_the_stop_flag_says_how_the_job_ends(train: Start, tmp_path: Path, word: str) -> None:
     raise_stop_flag(tmp_path / "run", word)
@@ -184,22 +175,6 @@ def test_the_schedule_and_the_epochs_are_written_down(train: Start) -> None:
     assert rates[0] == pytest.approx(0.01)
     assert max(rates) == rates[9] == rates[10] == pytest.approx(0.1)
     assert rates[-1] == pytest.approx(0.01, rel=0.1)
-
-
-@pytest.mark.pull
-def test_a_batch_that_cannot_be_divided_says_what_to_type(job: Start) -> None:
-    run = job("linear", "--batch-size", 33)
-    assert run.exit_code == 1
-    assert [outcome["outcome"] for outcome in run.outcomes] == ["configuration", "configuration"]
-    assert "Type --batch-size 32 or 34." in run.output
-
-
-@pytest.mark.pull
-def test_a_loss_that_is_not_finite_ends_the_job(train: Start) -> None:
-    run = train("gpt", *GPT, "--steps", 40, "--log-every", 5, "--lr", 1e30, "--clip", 0, "--warmup", 0)
-    assert run.exit_code == 1
-    assert run.outcomes[0]["outcome"] == "no-progress"
-    assert run.snapshots == []
 
 
 @pytest.mark.pull
@@ -312,12 +287,6 @@ def test_a_default_batch_is_made_divisible(tmp_path: Path, capsys: pytest.Captur
 def test_a_worker_without_launcher_says_how_to_start_it() -> None:
     with pytest.raises(SystemExit, match=r"SLIPWAY_RUN_DIR is not set.*slipway run"):
         read_place({})
-
-
-def test_a_place_without_snapshot_cannot_be_resumed(train: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    run = train("linear", *LINEAR, resume="/nowhere")
-    assert run.outcomes[0]["outcome"] == "configuration"
-    assert "--resume /nowhere is neither" in capsys.readouterr().err
 
 
 def test_a_snapshot_of_a_script_with_a_loop_of_its_own_is_refused(train: Start, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from slipway.train.pictures.arrays import (
 )
 from slipway.train.pictures.folder import open_folder, read_picture
 from slipway.train.pictures.glyphs import Recipe, distort, draw_glyphs
-from slipway.train.pictures.listing import Files, list_files
+from slipway.train.pictures.listing import list_files
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import Heartbeat
 from slipway.train.worker.place import read_place
@@ -353,10 +353,6 @@ def picture_folder(root: Path, parts: tuple[str, ...] = ("train", "val"), count:
     return root
 
 
-def labelled(files: Files) -> set[tuple[str, int]]:
-    return {(path.parent.name, label) for path, label in (*files.train, *files.evaluation)}
-
-
 def test_a_folder_of_pictures_is_learnt(train: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = picture_folder(tmp_path / "data")
     options = ("--dataset", f"folder:{data}", "--image-size", 24, "--batch-size", 8, "--steps", 30, "--warmup", 0)
@@ -368,13 +364,6 @@ def test_a_folder_of_pictures_is_learnt(train: Start, tmp_path: Path, capsys: py
     assert "red     100.00%" in printed
     again = train("vision", *options, "--lr", 0.05, folder="again")  # without threads
     assert again.metrics[-1]["val_loss"] == run.metrics[-1]["val_loss"]
-
-
-def test_without_a_split_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
-    files, _ = list_files(picture_folder(tmp_path, parts=("",), count=20))
-    assert len(files.train) == 36
-    assert [label for _, label in files.evaluation] == [0, 0, 1, 1]
-    assert labelled(files) == {("blue", 0), ("red", 1)}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
-from plans import FOR_GOOD, SIGNALS, STARTS, Harm, make_plan
+from plans import FOR_GOOD, SIGNALS, STARTS, make_plan
 
 MANY = [make_plan(7, number, engine=True) for number in range(400)]
 
@@ -28,21 +28,8 @@ def test_all_kinds_of_harms_come_to_nodes_that_are_there() -> None:
     assert {len(plan.harms) for plan in MANY} == {1, 2, 3, 4}
 
 
-def test_only_containers_are_harmed_as_such() -> None:
-    alone = [harm.target for plan in MANY if plan.nodes == 1 for harm in plan.harms]
-    without = [harm.target for number in range(100) for harm in make_plan(7, number, engine=False).harms]
-    assert not {"tini", "container"} & {*alone, *without}
-
-
 def test_what_can_be_undone_is_for_good_now_and_then_but_never_a_frozen_reaper() -> None:
     undone = [harm for plan in MANY for harm in plan.harms if harm.act in ("SIGSTOP", "pause", "cut")]
     share = sum(harm.lasts is None for harm in undone) / len(undone)
     assert share == pytest.approx(FOR_GOOD, abs=0.1)
     assert all(harm.lasts for harm in undone if harm.target == "reaper")
-
-
-def test_a_harm_reads_as_what_somebody_does() -> None:
-    assert str(Harm(0, "SIGKILL", "worker 1", True, 1.0)) == "SIGKILL worker 1 of node 0"
-    assert str(Harm(1, "pause", "container", False, 1.0, 2.55)) == "pause container of node 1 for 2.5 s"
-    assert str(Harm(1, "cut", "container", False, 1.0)) == "cut container of node 1 for good"
-    assert Harm(0, "SIGKILL", "worker 1", True, 1.0).kind == "SIGKILL worker"

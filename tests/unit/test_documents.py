@@ -30,7 +30,13 @@ ELSEWHERE = {
 }
 
 # Modules that say at their top how to add what they are about.
-RECIPES = ("launch/resolve/scheduler.py", "store/objects.py", "train/observe/sinks.py", "check/quick.py", "protocol/errors.py")
+RECIPES = (
+    "launch/resolve/scheduler.py",
+    "store/objects.py",
+    "train/observe/sinks.py",
+    "check/quick.py",
+    "protocol/errors.py",
+)
 
 
 def test_the_readme_lists_the_exit_codes_of_the_code() -> None:
@@ -96,7 +102,9 @@ def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize("module", RECIPES)
 def test_files_that_the_steps_at_the_top_of_a_module_name_exist(module: str) -> None:
     text = ast.get_docstring(ast.parse((PACKAGE / module).read_text())) or ""
-    paths = re.findall(r"`([\w./-]+\.py)`", text) + re.findall(r"(?:docs|k8s|slurm|compose)/[\w/.-]+\.(?:md|yaml|sbatch)", text)
+    paths = re.findall(r"`([\w./-]+\.py)`", text) + re.findall(
+        r"(?:docs|k8s|slurm|compose)/[\w/.-]+\.(?:md|yaml|sbatch)", text
+    )
     assert len(paths) > 4
     assert sorted(path for path in paths if find(path) is None) == []
 

@@ -24,12 +24,3 @@ def test_make_help_fits_on_a_screen_and_names_every_target_once() -> None:
     assert "ARGS=all" in last
     assert len(shown.splitlines()) <= 24
     assert [line for line in shown.splitlines() if len(line) > 80] == []
-
-
-def test_make_help_all_describes_every_target_in_groups() -> None:
-    shown = make_help("ARGS=all")
-    first, *groups = shown.split("\n\n")
-    assert re.findall(r"(?m)^  ([a-z]\S*)", first) == NEEDED
-    assert [group for group in groups if not re.match(r"[A-Z][\w ]+:\n  [a-z]", group)] == []
-    assert sorted([*re.findall(r"(?m)^  ([a-z]\S*)", shown), "help"]) == sorted(TARGETS)
-    assert [line for line in shown.splitlines() if len(line) > 80] == []

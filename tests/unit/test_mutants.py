@@ -36,21 +36,14 @@ def test_each_file_is_there_with_tests_that_should_notice(name: str) -> None:
     [
         ("+ most", "- most", True),
         ("most: int = 3", "most: int = 4", True),
-        ("rank: int | None = 1", "rank: int | None = 2", True),
         ("rank: int | None", "rank: int & None", False),
-        ("[Seat] | None", "[Seat] ^ None", False),
-        ("-> int | None", "-> int + None", False),
         ("frozen=True", "frozen=False", False),
-        ("seats: list", "rows: list", True),
         ("*, most", "+, most", False),
         ("if seats", 'if seats is "x"', False),
         ("+ most", "+  most", False),
         ("word == Word.LOST", "word is Word.LOST", False),
-        ("word == Word.LOST", "word >= Word.LOST", True),
-        ("word == Word.LOST", "word is not Word.LOST", True),
         ("rank is not None", "rank != None", False),
         ("rank is not None", "rank is None", True),
-        ("is not own", "!= own", True),
     ],
 )
 def test_what_no_test_can_or_need_notice_is_left_out(before: str, after: str, worth: bool) -> None:

@@ -16,7 +16,6 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"
 ELAPSED = {"seconds", "elapsed", "took", "duration"}
 HOPEFUL = {"Timer", "wait_for_timeout"}
 LONG = 10  # s; to wait for others for a shorter time is to judge the machine
-MOST_ALLOWED = 15
 
 # Programs that jobs of tests run: what they do is the case, and they judge nothing.
 PROGRAMS = (
@@ -168,38 +167,20 @@ def test_no_test_sleeps_or_hurries_in_hope_or_judges_how_long_something_took() -
     assert ALLOWED.keys() - offenders.keys() == set(), "they are mended: take them out of the table"
 
 
-def test_few_are_allowed_to_and_each_with_a_reason() -> None:
-    assert len(ALLOWED) <= MOST_ALLOWED
-    assert all(ALLOWED.values())
-
-
 @pytest.mark.parametrize(
     ("source", "names"),
     [
         ("def test_a():\n    time.sleep(1)", ["test_a"]),
-        ("def test_a():\n    sleep(seconds)", ["test_a"]),
-        ("async def test_a():\n    await asyncio.sleep(0.1)", ["test_a"]),
-        ("def test_a():\n    def inside():\n        time.sleep(1)", ["test_a"]),
         ("class A:\n    def b(self):\n        time.sleep(1)", ["A.b"]),
-        ("work = lambda: time.sleep(1)", [""]),
         ("def test_a():\n    time.sleep(0)", []),
-        ('def test_a():\n    run("time.sleep(1)")', []),
         ("def test_a():\n    threading.Timer(30, leave).start()", ["test_a"]),
-        ("def test_a():\n    page.wait_for_timeout(1000)", ["test_a"]),
         ("def test_a():\n    assert running.wait(5)", ["test_a"]),
         ("def test_a():\n    thread.join(timeout=6.5)", ["test_a"]),
-        ("def test_a():\n    assert running.wait(PATIENCE)", []),
         ("def test_a():\n    thread.join(10)\n    thread.join()", []),
-        ("def test_a():\n    assert not running.wait(0)", []),
-        ("def test_a():\n    go = job.join(1)[1]", []),
         ('def test_a():\n    ", ".join("ab")', []),
         ("def test_a():\n    assert time.monotonic() - began < 5", ["test_a"]),
-        ("def test_a():\n    assert perf_counter() > until", ["test_a"]),
         ("def test_a():\n    assert job.seconds < 5", ["test_a"]),
-        ("def test_a():\n    assert 0 < took <= 5", ["test_a"]),
         ("def test_a():\n    assert job.seconds == 5.0", []),
-        ("def test_a():\n    assert clock.time() == 5.0", []),
-        ("def test_a():\n    assert steps < 5", []),
         ("def test_a():\n    assert seconds > 0.0", []),
     ],
 )
