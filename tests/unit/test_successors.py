@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from slipway.launch.rendezvous.config import RendezvousConfig
+from slipway.launch.rendezvous.leadership import may_lead
 
 
 def make_config(nodes: int, spares: int, node_rank: int = 1) -> RendezvousConfig:
@@ -38,7 +39,7 @@ def make_config(nodes: int, spares: int, node_rank: int = 1) -> RendezvousConfig
 def test_a_launcher_leads_where_as_many_as_an_attempt_needs_ask_it(
     nodes: int, spares: int, node_rank: int, asking: set[int], leads: bool
 ) -> None:
-    assert make_config(nodes, spares, node_rank).may_lead(asking) == leads
+    assert may_lead(make_config(nodes, spares, node_rank), asking) == leads
 
 
 def test_no_two_groups_of_launchers_can_be_large_enough() -> None:

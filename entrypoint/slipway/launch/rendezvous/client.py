@@ -29,6 +29,7 @@ from slipway.launch.rendezvous.connection_errors import (
     connection_failure,
     explain_connection,
 )
+from slipway.launch.rendezvous.leadership import find_leaders
 from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import SUCCESSORS, AttemptStart, NodeInfo
 from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
@@ -49,7 +50,6 @@ QUIET_SECONDS = 3.0  # launchers rarely start in the same second, so first failu
 # How much later than node 0 itself a launcher gives up on it; testing the neighbours takes up to 15 s.
 MARGIN_SECONDS = 20.0
 RETURN_SECONDS = 1.0  # for the one that led, which was lost, to be found again before a spare node is asked to lead
-NEXT_SECONDS = 5.0  # between two spare nodes that are asked to lead in node 0's place
 FROZEN_SECONDS = 3.0  # without a turn of the loop: a leader gives the rank of so silent a launcher to another one
 STALE_SECONDS = 1.0  # after a launcher runs again, it reads what had arrived before
 UNPROVEN_SECONDS = 15.0  # for which whoever answers in node 0's place may be somebody else, who goes away again
@@ -111,20 +111,12 @@ class Client:
 
     async def _find(self, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
-        successors = [Endpoint(one.address or "", one.port) for one in self._successors]
-        endpoints = [
-            endpoint for endpoint in dict.fromkeys((self.endpoint, *successors)) if endpoint != self._config.endpoint
-        ]
-        if not endpoints:
-            return await self._seek(info, neighbours, endpoints)
-        # The launcher that led last comes first, and is asked alone for a while unless it is lost.
-        moved = self.endpoint != self._config.endpoint
-        asked = [
-            self._ask(endpoint, info, neighbours, NEXT_SECONDS * (number - (moved and self._lost)))
-            for number, endpoint in enumerate(endpoints)
-        ]
-        searches = [self._seek(info, neighbours, endpoints), *asked]
-        tasks = [asyncio.create_task(search) for search in searches]
+        leaders = find_leaders(self._config, self.endpoint, self._successors, lost=self._lost)
+        asked = [self._ask(endpoint, info, neighbours, pause) for endpoint, pause in leaders]
+        seek = self._seek(info, neighbours, [endpoint for endpoint, _ in leaders])
+        if not asked:
+            return await seek
+        tasks = [asyncio.create_task(search) for search in (seek, *asked)]
         found: Found | None = None
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

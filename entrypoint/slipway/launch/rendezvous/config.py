@@ -1,7 +1,7 @@
 """The configuration of a rendezvous: what a launcher was started with, and the network that it uses."""
 
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
@@ -89,9 +89,3 @@ class RendezvousConfig:
         than half of all, two attempts have a launcher in common, so that no two groups of them can continue at the same time.
         """
         return self.nodes > self.spares > 0
-
-    def may_lead(self, asking: Collection[int]) -> bool:
-        """Whether this launcher leads where the launchers of these ranks, which cannot reach node 0, ask it to: if it is one of
-        them, and they are as many as an attempt needs.
-        """
-        return self.succeeds and self.node_rank in asking and len(asking) >= self.nodes

@@ -18,12 +18,13 @@ from slipway.launch.rendezvous.connection_errors import (
     pause_after,
     service_name,
 )
+from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS, may_run_elsewhere
 from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.neighbour_check import PROBE_SECONDS
 from slipway.launch.rendezvous.rules import State, name_successors, outlives
-from slipway.launch.rendezvous.server import LED_SECONDS, Server
+from slipway.launch.rendezvous.server import Server
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.block import ENDINGS
 from slipway.launch.verdict.cause import Cause
@@ -61,7 +62,9 @@ class Coordinator:
         )
         self._state = State(self._membership)
         # Who was there before, or at first all nodes but spare ones.
-        self._state.awaited = {*server.stayed} or {*(range(self._config.nodes) if self._config.spares else ())}
+        self._state.awaited = {*server.leadership.remaining} or {
+            *(range(self._config.nodes) if self._config.spares else ())
+        }
 
     async def run(self) -> None:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
@@ -74,7 +77,7 @@ class Coordinator:
             start = None
             while start is None:
                 if not await self._gather():
-                    server.scatter()
+                    server.disband()
                     return
                 notes = self._compare()
                 if self._membership.enough:
@@ -123,7 +126,7 @@ class Coordinator:
                     await self._look_for_service()
                 line = loop.time() + pause_after(loop.time() - self._began)
             enough = self._enough_since
-            settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._config.window, enough + LED_SECONDS)
+            settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._config.window, enough + REDIRECT_SECONDS)
             wake = min(line, self._state.deadline, *(moment for moment in settles if moment > loop.time()))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
         self._heed_stops()
@@ -156,22 +159,14 @@ class Coordinator:
         """Whether there is nobody left to wait for before the node infos are compared."""
         since, now = self._state.odd_since, asyncio.get_running_loop().time()
         self._enough_since = min(self._enough_since, now) if self._membership.enough else math.inf
-        if self._enough_since <= now < self._enough_since + LED_SECONDS and self._may_run_elsewhere():
+        if self._enough_since <= now < self._enough_since + REDIRECT_SECONDS and may_run_elsewhere(
+            self._config, self._membership
+        ):
             return False
         if since == math.inf:
             settled = self._membership.enough and self._have_stayed()
             return self._membership.complete or settled or now >= self._enough_since + self._config.window
         return self._membership.everyone or now >= since + SETTLE_SECONDS
-
-    def _may_run_elsewhere(self) -> bool:
-        """Whether a spare node may lead the job, unknown to this node: with launchers that others, which are here, have replaced.
-
-        They are as many as an attempt needs where fewer others are here that were in the job before than it has spare nodes. One
-        that leads tells node 0 so within LED_SECONDS.
-        """
-        return (
-            bool(self._config.succeeds and self._membership.newest) and self._membership.veterans < self._config.spares
-        )
 
     def _have_stayed(self) -> bool:
         """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.
@@ -179,7 +174,7 @@ class Coordinator:
         A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who ran it
         may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
         """
-        if self._config.spares and self._membership.newest and not self._server.stayed:
+        if self._config.spares and self._membership.newest and not self._server.leadership.remaining:
             return len(self._membership.held) >= self._config.nodes - 1
         return bool(self._state.awaited) and self._state.awaited <= self._membership.members.keys()
 
@@ -395,15 +390,15 @@ class Coordinator:
                 self._state.outcomes[rank] = Outcome(rank, member.info.host, Word.LOST, now, cause=silence)
         if self._config.node_rank in self._state.lost:
             # It was frozen, and missed what others, even its own launcher, told it. So each of them decides by its own rule.
-            server.stayed, self._state.running = frozenset(), False
-            server.scatter()
+            server.leadership.remaining, self._state.running = frozenset(), False
+            server.disband()
             return
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
         ending = server.rule(verdict, leaving if outlives(self._state, self._config, leaving) else ())
         gone = {*ending.leaving} | (self._state.lost if self._config.spares else set())
         stay = self._state.places.keys() - gone
-        server.stayed = frozenset(stay) if ending.leaving or self._config.spares else frozenset()
+        server.leadership.remaining = frozenset(stay) if ending.leaving or self._config.spares else frozenset()
         self._state.membership, self._state.running = None, False
         server.broadcast(ending)
 

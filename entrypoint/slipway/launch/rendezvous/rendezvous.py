@@ -31,7 +31,6 @@ __all__ = ["AttemptStart", "NodeInfo", "Outcome", "Rendezvous", "Verdict"]
 T = TypeVar("T")
 POLL_SECONDS = 0.1  # between polls of `stopped` while waiting
 LEAVE_SECONDS = 3.0  # that a launcher which was asked to stop waits for node 0 to tell the others
-YIELD_SECONDS = 10.0  # that node 0 follows the launcher which leads in its place before it offers to lead again
 ANNOUNCE_SECONDS = 5.0  # between two times that this one tells node 0 that it leads
 FILES = 320  # open files beside one connection per node: strangers, the neighbour check, the launcher's own
 
@@ -222,7 +221,7 @@ class Rendezvous:
         self._announcing: list[asyncio.Task[None]] = []  # at most one
         self._joining: NodeInfo | None = None  # what this launcher joins with, while it does
         self._client, self._server = Client(self._config), Server(self._config)
-        self._server.yields = self._yield
+        self._server.offer = self._lead
         listening, tending = None, []
         if self._socket:
             self._client.door = self._socket.getsockname()[1] if self._config.succeeds else 0
@@ -247,14 +246,15 @@ class Rendezvous:
             self._announcing.pop().cancel()
         try:
             if self._socket:
-                self._lead(self._let_others_lead())
+                client = self._client
+                self._lead(self._server.leadership.head_start(led=client.leads, lost=client.has_lost_leader))
             start = await self._client.join(info)
-            self._server.answer()
+            self._server.leadership.clear_votes()
         finally:
             self._joining = None
         if self._coordinating and not self._client.leads:
             self._coordinating.cancel()
-            self._server.scatter()
+            self._server.disband()
         elif self._config.node_rank and self._client.leads:
             self._announcing.append(
                 self._loop.create_task(self._announce(dataclasses.replace(info, nonce=start.nonce)))
@@ -269,17 +269,6 @@ class Rendezvous:
             self._coordinating = self._loop.create_task(self._coordinate(self._joining, pause))
             self._coordinating.add_done_callback(self._inspect)
 
-    def _let_others_lead(self) -> float:
-        """How many seconds this launcher leaves to the one that led the last attempt. Node 0 leads again at once only if that
-        one is lost: else some launchers would follow one and some the other, and each would wait for those that the other has.
-        """
-        if self._config.node_rank or self._client.leads:
-            return 0.0
-        if self._client.has_lost_leader:
-            self._server.led = None
-            return 0.0
-        return YIELD_SECONDS
-
     async def _coordinate(self, info: NodeInfo, pause: float) -> None:
         import asyncio
 
@@ -288,15 +277,11 @@ class Rendezvous:
         if pause:
             await asyncio.sleep(pause)  # the launcher that led may welcome this one meanwhile
         if self._config.node_rank:
-            await self._server.be_asked(info.nonce)
+            await self._server.elected(info.nonce)
             self._config.say("enough launchers cannot reach node 0: this node leads the job in its place")
         elif info.nonce and not self._client.leads:  # who has stayed is not known here
-            await self._server.be_asked(info.nonce, YIELD_SECONDS)
+            await self._server.elected(info.nonce)
         await Coordinator(self._server, info).run()
-
-    def _yield(self) -> None:
-        """On node 0: follow another launcher, which leads the job already."""
-        self._lead(YIELD_SECONDS)
 
     async def _announce(self, info: NodeInfo) -> None:
         """While this launcher leads in node 0's place, tell a node 0 that starts or is found again."""

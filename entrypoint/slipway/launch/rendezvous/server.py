@@ -13,8 +13,9 @@ from slipway.launch.rendezvous.authentication import key_of
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.connection_errors import IN_A_MESH, MESH, SilentError
+from slipway.launch.rendezvous.leadership import YIELD_SECONDS, Leadership, follows, may_lead
 from slipway.launch.rendezvous.link import CLOSE_SECONDS, Link
-from slipway.launch.rendezvous.membership import Member, fits, has_missed
+from slipway.launch.rendezvous.membership import Member
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.rules import Act, State
 from slipway.launch.resolve.connectivity import is_loopback
@@ -28,12 +29,9 @@ HELLO_SECONDS = 10.0  # from connecting to a complete hello
 PONG_SECONDS = 3.0  # for a member whose node rank another launcher claims too
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 NOTES = 20  # different lines about strangers and newcomers
-ASK_SECONDS = (
-    HELLO_SECONDS / 2
-)  # that a launcher waits for the one that is to lead, between two attempts or until others ask, too
-ASKED_SECONDS = ASK_SECONDS + 2  # for which it counts as one that asks, until it asks again
+# That a launcher waits for the one that is to lead, between two attempts or until others vote for it, too.
+ASK_SECONDS = HELLO_SECONDS / 2
 TOGETHER_SECONDS = 1.0  # for the last launchers to ask, once those are enough
-LED_SECONDS = 15.0  # for which it counts that another launcher leads the job; it says so more often
 # From a verdict, and who leaves a job that goes on, to what follows.
 Rule = Callable[[Verdict, tuple[int, ...]], Ending]
 
@@ -45,17 +43,10 @@ class Server:
         self.config = config
         self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
-        self.stayed: frozenset[int] = frozenset()  # who goes on after others left: nobody else need be waited for
-        self.led: wire.Led | None = (
-            None  # which launcher leads the job in node 0's place, as it told this one, on node 0
-        )
-        self.yields: Callable[[], None] = lambda: None  # what node 0's launcher does then
-        self._led_at = -math.inf
-        self._asking: dict[
-            int, tuple[str, float]
-        ] = {}  # who asks this launcher to lead, by rank: the job's nonce, and when
-        # The launchers that were members, each by its last hello, by their node rank, the newest last.
-        self._holders: dict[int, list[wire.Hello]] = {}
+        self.leadership = Leadership(config)
+        self.offer: Callable[[float], None] = lambda pause: (
+            None
+        )  # to lead, after a pause in which another launcher does
         self._changed = asyncio.Event()
         self._strangers: dict[str, dict[Link, None]] = {}  # by their address, each in the order in which they came
         self._pending = 0  # how many these are
@@ -141,25 +132,18 @@ class Server:
             self.state.outcomes.pop(outcome.node_rank, None)
             self.take(outcome)
 
-    def asking(self, nonce: str) -> set[int]:
-        """The node ranks of this job's launchers that ask this one to lead, since they cannot reach node 0."""
-        since = asyncio.get_running_loop().time() - ASKED_SECONDS
-        return {rank for rank, (theirs, at) in self._asking.items() if at > since and theirs in ("", nonce)}
-
-    async def be_asked(self, nonce: str, seconds: float = math.inf) -> None:
+    async def elected(self, nonce: str) -> None:
         """Wait until as many launchers as an attempt needs ask this one to lead, itself among them: nobody else can lead then.
-        Node 0 leads without that, too, and waits for so many `seconds` at most.
+        Node 0 leads without that, too, after a while.
         """
-        loop, config = asyncio.get_running_loop(), self.config
-        await self.until(lambda: config.may_lead(self.asking(nonce)), loop.time() + seconds)
-        await self.until(lambda: len(self.asking(nonce)) >= config.launchers - 1, loop.time() + TOGETHER_SECONDS)
-        self.stayed = frozenset()
+        loop, config, voters = asyncio.get_running_loop(), self.config, self.leadership.voters
+        seconds = math.inf if config.node_rank else YIELD_SECONDS
+        await self.until(lambda: may_lead(config, voters(nonce, loop.time())), loop.time() + seconds)
+        together = loop.time() + TOGETHER_SECONDS
+        await self.until(lambda: len(voters(nonce, loop.time())) >= config.launchers - 1, together)
+        self.leadership.remaining = frozenset()
 
-    def answer(self) -> None:
-        """An attempt begins: whoever asked this launcher to lead before has found one that does."""
-        self._asking.clear()
-
-    def scatter(self) -> None:
+    def disband(self) -> None:
         """Lead nobody any more: all launchers look for another one."""
         links, self.state.links, self.state.membership = self.state.links, {}, None
         for link in links.values():
@@ -231,41 +215,29 @@ class Server:
 
     def _give_way(self, led: wire.Led) -> None:
         """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
-        membership = self.state.membership
-        if self.config.node_rank or self.state.running or not self._may_be_led_by(led.info):
+        if not follows(self.config, self.state, led.info):
             return
-        self.led, self._led_at = led, asyncio.get_running_loop().time()
-        if membership:
+        self.leadership.follow(led, asyncio.get_running_loop().time())
+        if self.state.membership:
             self._note(
                 f"node {led.info.node_rank} ({led.info.host}) leads the job, which runs already: this node joins it"
             )
-            self.broadcast(self.led)
+            self.broadcast(led)
             self.state.links, self.state.membership = {}, None
-            self.yields()
-
-    def _may_be_led_by(self, info: NodeInfo) -> bool:
-        """Whether a launcher with this info can lead this job: one of another rank, in a job with spare nodes that has begun. Its
-        nonce is that of the job, if any launcher that is here knows it.
-        """
-        membership = self.state.membership
-        if not (self.config.succeeds and 0 < info.node_rank < self.config.launchers and info.nonce):
-            return False
-        known = self.state.nonce or (membership.nonce if membership else "")
-        return known in ("", info.nonce) and (membership is None or is_same_job(info, membership.own, self.config))
+            self.offer(YIELD_SECONDS)
 
     async def _assess(self, link: Link, member: Member) -> Member | None:
         """Whether a launcher with the right token can be a member: do what the rules say until they admit it or do not."""
         hello, rank, now = member.hello, member.info.node_rank, asyncio.get_running_loop().time()
         if hello.frozen and self.config.node_rank and not self.state.running:
             return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
-        if self.config.succeeds and 0 <= rank < self.config.launchers:
-            self._asking[rank] = hello.info.nonce, now
+        if self.leadership.vote(hello, now):
             self.wake()
-        led = self.led if now - self._led_at < LED_SECONDS else None
+        led = self.leadership.redirect(now)
         waited, alive = False, dict[Link | None, bool]()
         while True:
             older = self.state.links.get(rank)
-            superseded = self.config.succeeds and self._has_successor(hello)
+            superseded = self.leadership.is_superseded(hello)
             reply = rules.assess(self.state, self.config, member, led, superseded, waited, alive.get(older))
             if reply.note:
                 self._note(reply.note)
@@ -281,15 +253,6 @@ class Server:
         if reply.message:
             self._refuse(link, reply.message, hello.info)
         return member if reply.act is Act.ADMIT else None
-
-    def _has_successor(self, hello: wire.Hello) -> bool:
-        """Whether another launcher has taken the place of this one, because it was a member later, or in an attempt that this one
-        missed. That other one may be in a group of launchers that cannot be reached, and each rank counts once.
-        """
-        holders = self._holders.get(hello.info.node_rank, [])
-        places = [place for place, one in enumerate(holders) if one.process == hello.process]
-        later = holders[places[0] + 1 :] if places else []
-        return any(not has_missed(one, hello) for one in later) or any(has_missed(hello, one) for one in holders)
 
     async def remove_silent(self, node_rank: int) -> None:
         """Remove a member that does not answer while nodes wait for each other."""
@@ -321,8 +284,8 @@ class Server:
             return
         if older := self.state.links.pop(node_rank, None):
             older.cut()
-        others = [one for one in self._holders.get(node_rank, []) if one.process != member.hello.process]
-        self._holders[node_rank], self._heard[link] = [*others, member.hello], loop.time()
+        self.leadership.joined(member.hello)
+        self._heard[link] = loop.time()
         self.carry_out(rules.admit(self.state, self.config, member, link, loop.time()))
         ended = "its connection closed"
         try:
@@ -371,9 +334,3 @@ class Server:
         if line not in self._noted and len(self._noted) < NOTES:
             self._noted.add(line)
             self.config.say(line)
-
-
-def is_same_job(info: NodeInfo, own: NodeInfo, config: RendezvousConfig) -> bool:
-    """Whether the launcher with this info belongs to the job that the launcher with the `own` info starts or takes part in."""
-    jobs, nonces = {info.job, own.job} - {None}, {info.nonce, own.nonce} - {""}
-    return len(jobs) < 2 and len(nonces) < 2 and fits(info, own, config.allow_uneven)
