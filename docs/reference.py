@@ -1,4 +1,4 @@
-"""Writes the pages of reference from the code: settings.md, exit-codes.md, cli.md.
+"""Writes the pages of reference from the code: settings.md, exit-codes.md, cli.md, and the tables of messages in rendezvous.md.
 
     .venv/bin/python docs/reference.py
 
@@ -7,12 +7,14 @@ A test compares the pages with what this would write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from slipway.cli.cli import slipway
+from slipway.launch.rendezvous import client, rules
+from slipway.launch.rendezvous.rules import Stage
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import LIBRARIES
 from slipway.options import WORKLOADS
@@ -22,6 +24,7 @@ from slipway.protocol.errors import EXITS
 FOLDER = Path(__file__).parent
 WIDTH = 110  # characters of a help text
 WRITTEN = "<!-- docs/reference.py writes this page. -->"
+TABLES, END = "<!-- docs/reference.py writes these tables. -->", "<!-- The end of these tables. -->"
 
 
 def exit_codes() -> Iterator[str]:
@@ -105,7 +108,38 @@ def helped(name: str, command: click.Command, parent: click.Context | None) -> I
     yield from ["", f"## {name}", "", "```text", *context.get_help().splitlines(), "```"]
 
 
-PAGES: dict[str, Callable[[], Iterator[str]]] = {"exit-codes.md": exit_codes, "settings.md": settings, "cli.md": cli}
+def rendezvous() -> Iterator[str]:
+    """The lines of rendezvous.md, of which only the tables between two marks are written here."""
+    before, begin, rest = (FOLDER / "rendezvous.md").read_text().partition(TABLES)
+    yield from [*before.splitlines(), begin, ""]
+    yield from messages("a launcher sends", rules.MESSAGES, [*Stage])
+    yield from [
+        "",
+        *messages("the leader sends", client.MESSAGES, ["until `welcome`", "until `start`", "from `start` on"]),
+        "",
+    ]
+    yield from [END, *rest.partition(END)[2].splitlines()[1:]]
+
+
+def messages(
+    title: str, table: Mapping[type, Mapping[Stage, Callable[..., object]]], stages: list[str]
+) -> Iterator[str]:
+    """A table of what messages do; each rule says it in the first line of its docstring."""
+    yield f"| {title} | {' | '.join(stages)} |"
+    yield "| --- " * (len(stages) + 1) + "|"
+    for kind, by_stage in table.items():
+        said = [
+            str(by_stage[stage].__doc__).splitlines()[0].rstrip(".") if stage in by_stage else "–" for stage in Stage
+        ]
+        yield f"| `{kind.__name__.lower()}` | {' | '.join(said)} |"
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "exit-codes.md": exit_codes,
+    "settings.md": settings,
+    "cli.md": cli,
+    "rendezvous.md": rendezvous,
+}
 
 
 def page(name: str) -> str:

@@ -5,9 +5,10 @@ itself, follow what it says.
 import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
@@ -33,6 +34,7 @@ from slipway.launch.rendezvous.leadership import find_leaders
 from slipway.launch.rendezvous.link import Link, connect, send_all
 from slipway.launch.rendezvous.messages import SUCCESSORS, AttemptStart, NodeInfo
 from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
+from slipway.launch.rendezvous.rules import Stage
 from slipway.launch.resolve.connectivity import is_loopback, without_link_local
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.cause import Cause
@@ -71,19 +73,16 @@ class Client:
         self.peers: list[wire.Peer] = []  # the launchers of this attempt, where they brought findings with them
         self.welcome = False  # whether node 0 was ever found
         self.door = 0  # the port on which this launcher leads, where it has to
-        self.leader, self.endpoint = (
-            0,
-            config.endpoint,
-        )  # the node rank of the launcher that leads, and where it was found
+        # The node rank of the launcher that leads, and where it was found.
+        self.leader, self.endpoint = 0, config.endpoint
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
         self._lost = False  # whether that one was, or left, at the end of the last attempt
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
         self._offered = 0  # the highest number of an attempt that a leader has named: no other leader may give it again
         self._unproven_since = math.inf  # since when whoever answers where node 0 is found does not know the token
         self._thawed: float | None = None  # since when this launcher runs again, until a leader is heard
-        self._began = self._patient = (
-            0.0  # when the search for node 0 began, and when it was known last that it is not in vain
-        )
+        self._began = 0.0  # when the search for node 0 began
+        self._patient = 0.0  # when it was known last that it is not in vain
         self._pause = PAUSES[0]
         self._complaints = Complaints()
         self._trouble = ("timed out", "no answer")
@@ -94,6 +93,9 @@ class Client:
         self._following: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[Ending | Outcome]
+        self._neighbours: NeighbourCheck
+        self._found: Endpoint  # where the launcher that has welcomed this one listens
+        self._probing: set[asyncio.Task[None]] = set()
 
     async def join(self, info: NodeInfo) -> AttemptStart:
         """Take part in one rendezvous until the start. LaunchError where it fails."""
@@ -101,19 +103,19 @@ class Client:
         self._complaints, self.peers = Complaints(), []
         self._began = self._patient = asyncio.get_running_loop().time()
         self._pause, self._unproven_since = PAUSES[0], math.inf
-        async with NeighbourCheck(info.node_rank, self._config) as neighbours:
+        async with NeighbourCheck(info.node_rank, self._config) as self._neighbours:
             while True:
                 try:
-                    endpoint, link, welcome = await self._find(info, neighbours)
-                    return await self._attend(endpoint, link, welcome, info, neighbours)
+                    endpoint, link, welcome = await self._find(info)
+                    return await self._attend(endpoint, link, welcome, info)
                 except (OSError, MalformedError) as error:
                     await self._bear(error, info)
 
-    async def _find(self, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
+    async def _find(self, info: NodeInfo) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
         leaders = find_leaders(self._config, self.endpoint, self._successors, lost=self._lost)
-        asked = [self._ask(endpoint, info, neighbours, pause) for endpoint, pause in leaders]
-        seek = self._seek(info, neighbours, [endpoint for endpoint, _ in leaders])
+        asked = [self._ask(endpoint, info, pause) for endpoint, pause in leaders]
+        seek = self._seek(info, [endpoint for endpoint, _ in leaders])
         if not asked:
             return await seek
         tasks = [asyncio.create_task(search) for search in (seek, *asked)]
@@ -130,17 +132,17 @@ class Client:
                 if task.done() and not task.cancelled() and not task.exception() and task.result() is not found:
                     task.result()[1].cut()
 
-    async def _seek(self, info: NodeInfo, neighbours: NeighbourCheck, endpoints: Sequence[Endpoint]) -> Found:
+    async def _seek(self, info: NodeInfo, endpoints: Sequence[Endpoint]) -> Found:
         """Be welcomed where node 0 is found. MovedError where it names another place than these, at which others search."""
         while True:
             try:
-                return await self._introduce(self._config.endpoint, info, neighbours)
+                return await self._introduce(self._config.endpoint, info)
             except (OSError, MalformedError) as error:
                 if isinstance(error, MovedError) and self.endpoint not in endpoints:
                     raise
                 await self._bear(error, info)
 
-    async def _ask(self, endpoint: Endpoint, info: NodeInfo, neighbours: NeighbourCheck, pause: float) -> Found:
+    async def _ask(self, endpoint: Endpoint, info: NodeInfo, pause: float) -> Found:
         """Be welcomed at another place: by the launcher that led last or, once node 0 cannot be reached or that one is lost, by
         one that leads in its place.
         """
@@ -151,7 +153,7 @@ class Client:
             await asyncio.sleep(pause)
         while True:
             try:
-                return await self._introduce(endpoint, info, neighbours)
+                return await self._introduce(endpoint, info)
             except TryLaterError:
                 self._patient = asyncio.get_running_loop().time()
             except (OSError, MalformedError):
@@ -196,7 +198,7 @@ class Client:
             if loop.time() > before + FROZEN_SECONDS:
                 self._thawed = loop.time()
 
-    def _hear(self, welcome: wire.Welcome, stale: float = 0.0) -> None:
+    def _admitted(self, welcome: wire.Welcome, stale: float = 0.0) -> None:
         """A leader other than this launcher admits it, if its message is not `stale`."""
         now = asyncio.get_running_loop().time()
         if self._thawed is not None and welcome.node_rank != self._config.node_rank and now >= self._thawed + stale:
@@ -262,7 +264,7 @@ class Client:
             await self._link.close()
         self._link = self._following = self._telling = self.news = None
 
-    async def _introduce(self, endpoint: Endpoint, info: NodeInfo, neighbours: NeighbourCheck) -> Found:
+    async def _introduce(self, endpoint: Endpoint, info: NodeInfo) -> Found:
         """Try once to connect and be welcomed. Raises LaunchError if no further try can help, or the time is over."""
         loop, deadline = asyncio.get_running_loop(), self._patient + self._config.timeout
         if loop.time() > deadline:
@@ -285,7 +287,7 @@ class Client:
                     await self._authenticate(link)
                     greeted = True
                     self._unproven_since = math.inf
-                    welcome = await self._shake_hands(link, info, neighbours)
+                    welcome = await self._shake_hands(link, info)
                 except OtherProtocolError as error:
                     link.cut()
                     final = LaunchError(f"{error}. Start the same image on all nodes.", CONFIGURATION)
@@ -325,55 +327,30 @@ class Client:
             return error
         return final
 
-    async def _shake_hands(self, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> wire.Welcome:
+    async def _shake_hands(self, link: Link, info: NodeInfo) -> wire.Welcome:
         me, now = self._config.process, self._config.clock.time()
         known = info, self.door, self._thawed is not None, self._offered
-        link.send(wire.Hello(me, now, neighbours.port, neighbours.key, *known))
+        link.send(wire.Hello(me, now, self._neighbours.port, self._neighbours.key, *known))
         answer = await link.receive()
-        if isinstance(answer, wire.Led):
-            raise self._move(answer)
-        if isinstance(answer, wire.Refused) and not answer.again:
-            raise LaunchError(answer.reason, answer.code)
-        if isinstance(answer, wire.Refused):
-            raise OtherJobError(answer.reason) if answer.code == CONFIGURATION else TryLaterError(answer.reason)
+        self._hear(Stage.BETWEEN, answer, link)
         if not isinstance(answer, wire.Welcome):
             raise MalformedError("no welcome")
         return answer
 
-    def _move(self, led: wire.Led) -> MovedError:
-        """Take note of where the job is led, for the next try."""
-        self.leader, self.endpoint = led.info.node_rank, Endpoint(led.address, led.port)
-        return MovedError(f"node {self.leader} ({led.info.host}) leads the job, at {led.address}:{led.port}")
-
-    async def _attend(
-        self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, info: NodeInfo, neighbours: NeighbourCheck
-    ) -> AttemptStart:
+    async def _attend(self, endpoint: Endpoint, link: Link, welcome: wire.Welcome, info: NodeInfo) -> AttemptStart:
         """Follow node 0 until the start. OSError where the connection ends first; LaunchError where the rendezvous fails."""
-        probing: set[asyncio.Task[None]] = set()
-        self._link, self.welcome = link, True
-        self._hear(welcome)
+        self._link, self._found = link, endpoint
+        self._admitted(welcome)
         if self._stop:
             link.send(self._stop)
         try:
             async with asyncio.timeout(welcome.seconds + MARGIN_SECONDS):
-                while not isinstance(message := await link.receive(welcome.heartbeat), wire.Start):
-                    if isinstance(message, wire.End):
-                        raise LaunchError("\n".join(message.lines), message.code)
-                    if isinstance(message, wire.Led):
-                        raise self._move(message)
-                    if isinstance(message, wire.Waiting):
-                        self._config.say(message.line)
-                    elif isinstance(message, wire.Ping):
-                        link.send(wire.Pong())
-                    elif isinstance(message, wire.Probe):
-                        self._offered = max(self._offered, message.attempt)
-                        # The leader has proved itself at this address; the name may lead elsewhere by now.
-                        there = endpoint.address if is_loopback(link.peer) else link.peer
-                        message = replace(message, address=message.address or there)
-                        probing.add(asyncio.create_task(neighbours.probe(message, link)))
-            self._offered = max(self._offered, message.attempt)  # a spare node was not probed
+                message = None
+                while not isinstance(message, wire.Start):
+                    message = await link.receive(welcome.heartbeat)
+                    self._hear(Stage.GATHERING, message, link)
             self.leader, self.endpoint = welcome.node_rank, endpoint
-            start = self._read_start(message, link, info, neighbours)
+            start = self._read_start(message, link, info, self._neighbours)
         except BaseException as error:
             link.cut()
             self._link = None
@@ -381,8 +358,9 @@ class Client:
                 raise TryLaterError(f"node {welcome.node_rank} ({welcome.host}) no longer leads the job") from None
             raise
         finally:
-            for task in probing:
+            for task in self._probing:
                 task.cancel()
+            self._probing.clear()
         self._astray.clear()
         self._ending = asyncio.get_running_loop().create_future()
         self._following = asyncio.create_task(self._follow(link, welcome))
@@ -403,22 +381,77 @@ class Client:
                 self._config.wake()
                 link.cut()
                 return
-            self._hear(welcome, STALE_SECONDS)
-            if isinstance(message, Ending):
-                self._lost = self.leader in message.leaving
-                self._ending.set_result(message)
-            elif isinstance(message, wire.Successor):
-                known = [] if message.first else self._successors[: SUCCESSORS - 1]
-                self._successors = [*known, replace(message, address=message.address or self.endpoint.address)]
-            elif isinstance(message, wire.News):
-                self.news = self.news or message.outcome
-                self._config.wake()
-            elif isinstance(message, wire.Peer) and len(self.peers) < self._config.launchers:
-                self.peers.append(message)
-            elif isinstance(message, wire.Stopping) and len(self.heard) < STOPS:
-                self.heard.append(message)
-            elif isinstance(message, wire.Ping):
-                link.send(wire.Pong())
+            self._admitted(welcome, STALE_SECONDS)
+            self._hear(Stage.RUNNING, message, link)
+
+    def _hear(self, stage: Stage, message: object, link: Link) -> None:
+        """Do what the rule for a message says, if there is one at this stage."""
+        if rule := MESSAGES.get(type(message), {}).get(stage):
+            rule(self, message, link)
+
+    def _be_welcomed(self, welcome: wire.Welcome, link: Link) -> None:
+        """The launcher waits for `start`."""
+        self.welcome = True
+
+    def _be_refused(self, refused: wire.Refused, link: Link) -> None:
+        """The launcher ends with the code; with `again`, it searches further."""
+        if not refused.again:
+            raise LaunchError(refused.reason, refused.code)
+        raise OtherJobError(refused.reason) if refused.code == CONFIGURATION else TryLaterError(refused.reason)
+
+    def _move(self, led: wire.Led, link: Link) -> None:
+        """The launcher searches where this message says."""
+        self.leader, self.endpoint = led.info.node_rank, Endpoint(led.address, led.port)
+        raise MovedError(f"node {self.leader} ({led.info.host}) leads the job, at {led.address}:{led.port}")
+
+    def _print(self, waiting: wire.Waiting, link: Link) -> None:
+        """The line is printed."""
+        self._config.say(waiting.line)
+
+    def _answer(self, ping: wire.Ping, link: Link) -> None:
+        """`pong` is sent."""
+        link.send(wire.Pong())
+
+    def _probe(self, probe: wire.Probe, link: Link) -> None:
+        """The launcher connects to its neighbour, and sends `probed`."""
+        self._offered = max(self._offered, probe.attempt)
+        # The leader has proved itself at this address; the name may lead elsewhere by now.
+        there = self._found.address if is_loopback(link.peer) else link.peer
+        probe = replace(probe, address=probe.address or there)
+        self._probing.add(asyncio.create_task(self._neighbours.probe(probe, link)))
+
+    def _end(self, end: wire.End, link: Link) -> None:
+        """The lines are printed, and the launcher ends with the code."""
+        raise LaunchError("\n".join(end.lines), end.code)
+
+    def _start(self, start: wire.Start, link: Link) -> None:
+        """The attempt starts; a spare node waits for its end."""
+        self._offered = max(self._offered, start.attempt)  # a spare node was not probed
+
+    def _finish(self, ending: Ending, link: Link) -> None:
+        """The launcher ends, or joins again after the pause."""
+        self._lost = self.leader in ending.leaving
+        self._ending.set_result(ending)
+
+    def _add_successor(self, successor: wire.Successor, link: Link) -> None:
+        """The launcher notes whom it asks to lead if the leader is lost."""
+        known = [] if successor.first else self._successors[: SUCCESSORS - 1]
+        self._successors = [*known, replace(successor, address=successor.address or self.endpoint.address)]
+
+    def _take_news(self, news: wire.News, link: Link) -> None:
+        """The launcher ends its workers; the first message counts."""
+        self.news = self.news or news.outcome
+        self._config.wake()
+
+    def _add_peer(self, peer: wire.Peer, link: Link) -> None:
+        """The launcher keeps the findings."""
+        if len(self.peers) < self._config.launchers:
+            self.peers.append(peer)
+
+    def _take_stop(self, stop: wire.Stopping, link: Link) -> None:
+        """The launcher stops its workers."""
+        if len(self.heard) < STOPS:
+            self.heard.append(stop)
 
     def _read_start(self, start: wire.Start, link: Link, info: NodeInfo, neighbours: NeighbourCheck) -> AttemptStart:
         if not RUN_NAME.fullmatch(start.run):
@@ -470,3 +503,21 @@ class Client:
             self._config.clock.time() - silence,
             cause=Cause(text=words),
         )
+
+
+# What a message of the one that leads does: before it has answered the hello, until the start, and from the start on.
+MESSAGES: Mapping[type, Mapping[Stage, Callable[[Client, Any, Link], None]]] = {
+    wire.Welcome: {Stage.BETWEEN: Client._be_welcomed},
+    wire.Refused: {Stage.BETWEEN: Client._be_refused},
+    wire.Led: {Stage.BETWEEN: Client._move, Stage.GATHERING: Client._move},
+    wire.Waiting: {Stage.GATHERING: Client._print},
+    wire.Probe: {Stage.GATHERING: Client._probe},
+    wire.End: {Stage.GATHERING: Client._end},
+    wire.Start: {Stage.GATHERING: Client._start},
+    wire.Successor: {Stage.RUNNING: Client._add_successor},
+    wire.Peer: {Stage.RUNNING: Client._add_peer},
+    wire.News: {Stage.RUNNING: Client._take_news},
+    wire.Stopping: {Stage.RUNNING: Client._take_stop},
+    Ending: {Stage.RUNNING: Client._finish},
+    wire.Ping: {Stage.GATHERING: Client._answer, Stage.RUNNING: Client._answer},
+}

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from slipway.launch.rendezvous import messages as wire
+from slipway.launch.rendezvous import rules
 from slipway.launch.rendezvous.codec import encode
 from slipway.launch.rendezvous.connection_errors import (
     CAUSE_SECONDS,
@@ -23,7 +24,7 @@ from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
 from slipway.launch.rendezvous.messages import NodeInfo
 from slipway.launch.rendezvous.neighbour_check import PROBE_SECONDS
-from slipway.launch.rendezvous.rules import State, name_successors, outlives
+from slipway.launch.rendezvous.rules import State
 from slipway.launch.rendezvous.server import Server
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.verdict.block import ENDINGS
@@ -49,22 +50,16 @@ class Coordinator:
 
     def __init__(self, server: Server, info: NodeInfo) -> None:
         """`info` is its own."""
-        self._server, self._config = server, server.config
+        self._server, self._config, config = server, server.config, server.config
         self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
         self._membership = Membership(
-            own=info,
-            nodes=self._config.nodes,
-            least=self._config.enough,
-            process=self._config.process,
-            allow_uneven=self._config.allow_uneven,
-            doubtful=self._config.doubtful,
-            spares=self._config.spares,
-        )
+            own=info, nodes=config.nodes, least=config.enough, process=config.process, allow_uneven=config.allow_uneven,
+            doubtful=config.doubtful, spares=config.spares,
+        )  # fmt: skip
         self._state = State(self._membership)
         # Who was there before, or at first all nodes but spare ones.
-        self._state.awaited = {*server.leadership.remaining} or {
-            *(range(self._config.nodes) if self._config.spares else ())
-        }
+        nodes = range(config.nodes if config.spares else 0)
+        self._state.awaited = {*(server.leadership.remaining or nodes)}
 
     async def run(self) -> None:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
@@ -84,19 +79,14 @@ class Coordinator:
                     start = await self._survey(notes)
                 else:  # who did not fit has left again
                     self._state.odd_since = math.inf
-            self._state.running, self._state.processes, self._state.nonce = True, start.processes, start.nonce
-            self._state.start = start
-            for node_rank in self._membership.ranks:
-                self._state.links[node_rank].send(self._state.start_of(node_rank))
-            server.carry_out(name_successors(self._state, self._config))
+            server.carry_out(rules.begin(self._state, self._config, start))
             if self._membership.own.findings:
                 members = [self._membership.members[rank] for rank in self._state.places]
                 lines = [encode(wire.Peer(member.info, member.offset)) for member in members]
                 await asyncio.gather(*(send_all(lines, link) for link in [*self._state.links.values()]))
             await self._finish()
         except LaunchError as error:
-            self._state.membership = None
-            server.broadcast(wire.End(error.code, tuple(str(error).splitlines())))
+            server.carry_out(rules.end(self._state, wire.End(error.code, tuple(str(error).splitlines()))))
 
     async def _gather(self) -> bool:
         """Wait for the launchers, saying who is missing. LaunchError: 76 after the time-out, 75 or 79 after a stop. False where a
@@ -274,9 +264,7 @@ class Coordinator:
         if not troubled:
             return self._start(notes, number)
         opening = runtime_of(self._membership.own.runtime).opening
-        if (
-            loop.time() >= self._open_by
-        ):  # the second time: who was only frozen or cut off for a while has answered by then
+        if loop.time() >= self._open_by:  # who was only frozen or cut off for a while has answered by the second time
             raise self._cut_off(troubled)
         self._open_by = min(self._open_by, loop.time() + opening)
         again = f"Networks may need a while; trying for {opening:.0f} s." if opening else "Trying once more."
@@ -292,17 +280,8 @@ class Coordinator:
         with self._shared_file() as name:
             for rank in ranks:
                 there = self._membership.members[self._next[rank]]
-                self._state.links[rank].send(
-                    wire.Probe(
-                        self._state.round,
-                        there.info.node_rank,
-                        there.address,
-                        there.hello.port,
-                        there.hello.key,
-                        name,
-                        number,
-                    )
-                )
+                place = there.info.node_rank, there.address, there.hello.port, there.hello.key
+                self._state.links[rank].send(wire.Probe(self._state.round, *place, name, number))
             deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
             await server.until(lambda: len(self._state.probed) == len(ranks) or changed(), deadline)
 
@@ -384,23 +363,21 @@ class Coordinator:
         server = self._server
         await server.until(lambda: self._all_told() or self._state.failed, math.inf)
         await server.until(self._all_told, asyncio.get_running_loop().time() + self._config.patience)
-        for rank, member in ((rank, self._membership.members[rank]) for rank in self._state.places):
-            if rank not in self._state.outcomes:
-                now, silence = self._config.clock.time(), Cause(text="its launcher did not report in time how it ended")
-                self._state.outcomes[rank] = Outcome(rank, member.info.host, Word.LOST, now, cause=silence)
+        now, silence = self._config.clock.time(), Cause(text="its launcher did not report in time how it ended")
+        for rank in self._state.places:  # who has reported keeps that outcome
+            server.take(Outcome(rank, self._membership.members[rank].info.host, Word.LOST, now, cause=silence))
         if self._config.node_rank in self._state.lost:
             # It was frozen, and missed what others, even its own launcher, told it. So each of them decides by its own rule.
-            server.leadership.remaining, self._state.running = frozenset(), False
+            server.leadership.remaining = frozenset()
             server.disband()
             return
         verdict = judge(self._state.outcomes.values())
         leaving = tuple(sorted({*self._state.stopping, *verdict.unhealthy}))
-        ending = server.rule(verdict, leaving if outlives(self._state, self._config, leaving) else ())
+        ending = server.rule(verdict, leaving if rules.outlives(self._state, self._config, leaving) else ())
         gone = {*ending.leaving} | (self._state.lost if self._config.spares else set())
         stay = self._state.places.keys() - gone
         server.leadership.remaining = frozenset(stay) if ending.leaving or self._config.spares else frozenset()
-        self._state.membership, self._state.running = None, False
-        server.broadcast(ending)
+        server.carry_out(rules.end(self._state, ending))
 
     def _all_told(self) -> bool:
         return len(self._state.outcomes) == len(self._state.places)

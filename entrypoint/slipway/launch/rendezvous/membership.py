@@ -7,7 +7,7 @@ What must agree and does not ends the job with 78 before torchrun starts; what s
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from slipway.launch.rendezvous.messages import Hello, NodeInfo
@@ -45,40 +45,34 @@ def was_replaced(one: Hello, other: Hello) -> bool:
     return has_missed(one, other) or (one.frozen and not other.frozen and not has_missed(other, one))
 
 
+@dataclass(eq=False, kw_only=True)
 class Membership:
-    """The members of one rendezvous, by node rank. `own` describes the launcher that leads, of node 0 or its successor; only
-    its launcher `process` can have that rank.
+    """The members of one rendezvous, by node rank, for `nodes` and `spares`, of which `least` must come (RendezvousConfig has the
+    rest). `own` describes the launcher that leads, of node 0 or its successor; only its launcher `process` can have that rank.
     """
 
-    def __init__(
-        self,
-        *,
-        own: NodeInfo,
-        nodes: int,
-        least: int,
-        process: str,
-        allow_uneven: bool,
-        doubtful: bool,
-        spares: int = 0,
-    ) -> None:
-        """A membership without members, for `nodes` and `spares`, of which `least` must come; see RendezvousConfig."""
-        self.own = own
-        self.nodes = nodes
-        self.spares = spares
-        self.launchers = nodes + spares
-        self.least = least
-        self.members: dict[int, Member] = {}
-        # Counted as launchers come and go, since each of thousands asks for both: members among the expected ones, and the
-        # launcher that knows of the newest attempt of this job (None where none knows of any).
-        self._here = 0
-        self.newest: Member | None = None
-        self._process = process
-        self._allow_uneven, self._doubtful = allow_uneven, doubtful
+    own: NodeInfo
+    nodes: int
+    least: int
+    process: str
+    allow_uneven: bool
+    doubtful: bool
+    spares: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+    # Counted as launchers come and go, since each of thousands asks for both: members among the expected ones, and the
+    # launcher that knows of the newest attempt of this job (None where none knows of any).
+    _here: int = 0
+    newest: Member | None = None
+
+    @property
+    def launchers(self) -> int:
+        """How many launchers there may be."""
+        return self.nodes + self.spares
 
     def objection(self, hello: Hello) -> str | None:
         """Why this launcher can never be a member (only its fault: the rendezvous continues), or None."""
         info, own = hello.info, self.own
-        if info.node_rank == own.node_rank and hello.process != self._process:
+        if info.node_rank == own.node_rank and hello.process != self.process:
             named = "MASTER_ADDR names" if own.node_rank == 0 else "leads the job"
             return f"RANK={own.node_rank} is taken by {own.host}, which {named}; every node needs a RANK of its own."
         if info.job is not None and own.job is not None and info.job != own.job:
@@ -203,17 +197,17 @@ class Membership:
 
     def fits(self, member: Member) -> bool:
         """Whether a launcher agrees with node 0 in all that must agree."""
-        return fits(member.info, self.own, self._allow_uneven)
+        return fits(member.info, self.own, self.allow_uneven)
 
     def misfit(self, member: Member) -> str:
         """Why a launcher cannot wait as a spare node, with a table of what differs from the job; empty where it can."""
         reference = self.own
         if self.newest and self.newest.info.node_rank != member.info.node_rank:
             reference = self.newest.info
-        if member.info.problem or fits(member.info, reference, self._allow_uneven):
+        if member.info.problem or fits(member.info, reference, self.allow_uneven):
             return member.info.problem
         infos = {reference.node_rank: reference, member.info.node_rank: member.info}
-        differences = [one for one in find_differences(infos, {}, self._allow_uneven) if one.must]
+        differences = [one for one in find_differences(infos, {}, self.allow_uneven) if one.must]
         names = ", ".join(difference.name for difference in differences)
         table = draw_table(differences, {rank: info.host for rank, info in infos.items()})
         return "\n".join((f"this spare node differs from the others in {names}:", *table))
@@ -253,7 +247,7 @@ class Membership:
     @property
     def question(self) -> str:
         """What to ask where WORLD_SIZE may count processes: those of the nodes that are here, or of this node alone."""
-        if not self._doubtful or self.newest or not self.missing:
+        if not self.doubtful or self.newest or not self.missing:
             return ""
         here = [info.processes for rank, info in self.infos.items() if rank < self.nodes]
         asked = f"WORLD_SIZE={self.nodes} counts nodes. Was it meant to count"

@@ -1,7 +1,8 @@
 """The rules of the launcher that leads: whom it admits, and what each message of the others does while it gathers them, while an
 attempt runs, and between two attempts.
 
-They know no network and no clock; server.py carries out what they return. A rule changes the state that it is given: to copy it
+They know no network and no clock; server.py carries out what they return. docs/reference.py writes MESSAGES
+into docs/rendezvous.md, with the docstrings of its rules. A rule changes the state that it is given: to copy it
 for each message of thousands of nodes would take the square of their number.
 """
 
@@ -19,6 +20,7 @@ from slipway.launch.rendezvous.membership import Member, Membership, was_replace
 from slipway.launch.rendezvous.messages import SUCCESSORS
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.verdict.cause import Cause
+from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.protocol.outcomes import Word
@@ -267,6 +269,26 @@ def note_outcome(state: State, outcome: Outcome) -> Effects:
     return [Send(wire.News(outcome), but=outcome.node_rank)]
 
 
+def begin(state: State, config: RendezvousConfig, start: wire.Start) -> Effects:
+    """The attempt starts on the nodes that have places; the others that are here wait as spare nodes."""
+    assert state.membership
+    state.running, state.start, state.processes, state.nonce = True, start, start.processes, start.nonce
+    starts = [Send(state.start_of(rank), state.links[rank]) for rank in state.membership.ranks]
+    return [*starts, *name_successors(state, config)]
+
+
+def end(state: State, message: wire.End | Ending) -> Effects:
+    """The attempt ends, or the waiting for it."""
+    state.membership, state.running = None, False
+    return [Send(message)]
+
+
+def disband(state: State) -> Collection[Link]:
+    """Lead nobody any more. The links are to be cut, so that all launchers look for another leader."""
+    links, state.links, state.membership, state.running = state.links, {}, None, False
+    return links.values()
+
+
 def step(state: State, config: RendezvousConfig, member: Member, message: object) -> Effects:
     """What a message of a member does. What no rule is for is a sign of life, as every message is."""
     rule = MESSAGES.get(type(message), {}).get(state.stage)
@@ -274,12 +296,14 @@ def step(state: State, config: RendezvousConfig, member: Member, message: object
 
 
 def _probed(state: State, config: RendezvousConfig, member: Member, probed: wire.Probed) -> Effects:
+    """The leader notes it, if it answers the newest `probe`."""
     if probed.round == state.round:
         state.probed[member.info.node_rank] = probed
     return []
 
 
 def _report(state: State, config: RendezvousConfig, member: Member, report: wire.Report) -> Effects:
+    """The leader notes it, if the node takes part; the others receive the first failure (`news`)."""
     rank, own = member.info.node_rank, report.outcome
     if rank not in state.places:
         return []
@@ -287,6 +311,7 @@ def _report(state: State, config: RendezvousConfig, member: Member, report: wire
 
 
 def _stuck(state: State, config: RendezvousConfig, member: Member, stuck: wire.Stuck) -> Effects:
+    """The leader notes it, and looks for the cause once no node makes progress."""
     rank = member.info.node_rank
     known = () if stuck.first else state.telling.get(rank, ())
     state.telling[rank] = (*known, replace(stuck.dump, node_rank=rank))[:RANKS]
@@ -296,11 +321,13 @@ def _stuck(state: State, config: RendezvousConfig, member: Member, stuck: wire.S
 
 
 def _moving(state: State, config: RendezvousConfig, member: Member, moving: wire.Moving) -> Effects:
+    """The leader forgets what `stuck` said."""
     state.dumps.pop(member.info.node_rank, None)
     return []
 
 
 def _stopping(state: State, config: RendezvousConfig, member: Member, stopping: wire.Stopping) -> Effects:
+    """The others receive it and stop. If the job continues without this node, only this node leaves, once no attempt runs."""
     rank = member.info.node_rank
     stop, before = replace(stopping, node_rank=rank, host=member.info.host), state.stopping.get(rank)
     if state.running and is_idle(state, config, rank):

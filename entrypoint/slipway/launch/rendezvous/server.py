@@ -44,9 +44,8 @@ class Server:
         self.state = State()
         self.rule: Rule = lambda verdict, leaving: Ending(verdict)  # what node 0's launcher makes of a verdict
         self.leadership = Leadership(config)
-        self.offer: Callable[[float], None] = lambda pause: (
-            None
-        )  # to lead, after a pause in which another launcher does
+        # To lead, after a pause in which another launcher does.
+        self.offer: Callable[[float], None] = lambda pause: None
         self._changed = asyncio.Event()
         self._strangers: dict[str, dict[Link, None]] = {}  # by their address, each in the order in which they came
         self._pending = 0  # how many these are
@@ -145,8 +144,7 @@ class Server:
 
     def disband(self) -> None:
         """Lead nobody any more: all launchers look for another one."""
-        links, self.state.links, self.state.membership = self.state.links, {}, None
-        for link in links.values():
+        for link in rules.disband(self.state):
             link.cut()
 
     async def beat(self) -> None:
@@ -223,7 +221,7 @@ class Server:
                 f"node {led.info.node_rank} ({led.info.host}) leads the job, which runs already: this node joins it"
             )
             self.broadcast(led)
-            self.state.links, self.state.membership = {}, None
+            rules.disband(self.state)
             self.offer(YIELD_SECONDS)
 
     async def _assess(self, link: Link, member: Member) -> Member | None:
