@@ -76,26 +76,6 @@ def test_a_notice_saves_and_ends_a_single_node_with_75_and_is_named(
     assert f"stopped by the system: node 0 ({end['host']}): {notice}" in slipway("status").text
 
 
-def test_the_other_node_waits_for_the_replacement_and_no_step_is_lost(node: Run, rules: Rules, tmp_path: Path) -> None:
-    cloud, quiet = FakeAws(now=time.time(), left=DAY), FakeAws(now=time.time(), left=DAY)
-    with serve(cloud) as taken, serve(quiet) as other:
-        told = rules.variables(HELD)
-        jobs = [node(0, 2, *WORDS, "--runs", "disk-0", **told, **on_ec2(other))]
-        jobs += [node(1, 2, *WORDS, "--runs", "disk-1", **told, **on_ec2(taken))]
-        rules.wait_for(HELD, jobs[0])
-        cloud.due = cloud.now
-        jobs[1].wait_for("received: stopping, at most")
-        rules.let_go(HELD)
-        assert jobs[1].end() == 75, jobs[1].text
-        assert "this node leaves, and the others wait for its replacement" in jobs[1].text
-        jobs[0].wait_for("waiting for nodes again in 1 s, for attempt 2 with another node 1")
-        jobs[1] = node(1, 2, *WORDS, "--runs", "new-disk", **rules.variables(), **on_ec2(other))
-        assert [job.end() for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-    end = first_end(tmp_path / "disk-0")
-    assert resumed(jobs[0]) == stopped(end["evidence"])
-    assert (end["node_rank"], end["word"], end["cause"]) == (1, "stopped", "noticed")
-
-
 def test_200_notices_of_three_clouds_cost_no_step_and_every_node_leaves_in_time(tmp_path: Path) -> None:
     """In the simulation of the launchers: their watches read fake metadata services, and 30 seconds or more are left."""
     notices = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from stand_in_rules import Rule, Rules
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from slipway.protocol.memory import newest_in
 
@@ -68,28 +68,3 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_snapshot_in_memory
     assert "from the snapshot in memory of step 30: attempt 2" in after.splitlines()[0]
     assert steps_of(tmp_path) == list(range(1, 61))
     assert len(list(tmp_path.glob("runs/*/snapshots/step-*"))) == 1, "disks have what they would have had"
-
-
-def test_after_two_attempts_that_failed_from_one_in_memory_the_disks_is_taken(
-    start: Start, rules: Rules, tmp_path: Path
-) -> None:
-    fails = [Rule("raise boom", step=25, attempt=attempt) for attempt in (1, 2, 3)]
-    words = (*JOB, "--steps", "40", "--save-every", "10", "--memory-every", "12", "--max-restarts", "9")
-    job = start("run", *words, NPROC_PER_NODE="2", **rules.variables(*fails, torch=True, pause=0.1))
-    assert job.end(2 * PATIENCE) == 0, job.text
-    assert IN_MEMORY.findall(job.text) == ["24", "24"], job.text
-    assert "skipping the snapshot in memory of step 24: 2 attempts that resumed from it failed" in job.text
-    assert "/snapshots/step-00000020\n" in job.text.partition("skipping the snapshot in memory")[2]
-    assert steps_of(tmp_path) == list(range(1, 41))
-
-
-@pytest.mark.pull
-@pytest.mark.parametrize("words", [("--max-restarts", "0"), ("--memory-every", "0")])
-def test_there_is_none_where_nobody_would_go_on_from_it(start: Start, rules: Rules, words: tuple[str, ...]) -> None:
-    held = Rule("hold")
-    job = start("run", *JOB, "--steps", "20", *words, NPROC_PER_NODE="1", **rules.variables(held))
-    rules.wait_for(held, job)
-    assert all(buffer.stat().st_size == 0 for buffer in buffers(job))
-    assert len(buffers(job)) == (0 if "--max-restarts" in words else 2)
-    rules.let_go(held)
-    assert job.end() == 0, job.text

@@ -70,16 +70,6 @@ def test_a_node_that_never_comes_back_ends_the_job_with_76_and_a_record(
     assert (outcome["code"], len(outcome["attempts"])) == (76, 2)
 
 
-@pytest.mark.pull
-def test_a_stop_while_nodes_wait_ends_all_that_wait(node: Node) -> None:
-    jobs = [node(rank, 3, "linear") for rank in (0, 1)]
-    for job in jobs:
-        job.wait_for("waiting for nodes: 2 of 3")
-    jobs[1].signal(signal.SIGTERM)
-    assert end_all(jobs) == [75, 75], jobs[0].text + jobs[1].text
-    assert "SIGTERM on node 1" in jobs[0].text
-
-
 def start_pods(node: Node, rules: Rules, *ranks: int, disk: str = "disk") -> list[Launcher]:
     """Pods of an Indexed Job, which creates one that ended with 75 again, with an empty disk."""
     more = rules.variables(UNDER_WAY, pause=0.1)
