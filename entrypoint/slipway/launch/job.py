@@ -2,16 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.launch.attempt.attempt import attempt, not_started
 from slipway.launch.attempt.child import warm_up
-from slipway.launch.attempt.gpu_use import wait_for_memory
+from slipway.launch.attempt.gpu_use import wait_for_gpus
 from slipway.launch.attempt.job_wide import JobWide
-from slipway.launch.attempt.snapshot_memory import SnapshotMemory
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
@@ -19,25 +18,22 @@ from slipway.launch.attempt.warm_standby import WarmStandby
 from slipway.launch.closing import conclude, in_place, typed_outside
 from slipway.launch.companions.companion import Companions
 from slipway.launch.hangs.hang import HangReport
-from slipway.launch.interruptions.watch import NoticeWatch, open_service
+from slipway.launch.interruptions.watch import watch_notices
 from slipway.launch.next_attempt import announce, decide_next, stopped_here
 from slipway.launch.node import Node, SingleNode, enter, enter_alone
-from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.job_spec import Job
-from slipway.launch.resolve.placement import place_gpus
-from slipway.launch.resolve.spot import choose_watched
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
 from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
+from slipway.launch.spares import SparesDisplay
 from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.ledger import Kind
 from slipway.launch.verdict.restarts import AttemptHistory, Ending, Try
 from slipway.launch.verdict.verdict import Outcome, judge
 from slipway.process.machine import CLOCK, Clock
-from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import LaunchError
-from slipway.protocol.files import SPARES_FILE, STOP_FILE, write_json
+from slipway.protocol.files import STOP_FILE
 from slipway.protocol.outcomes import Word
 
 if TYPE_CHECKING:
@@ -52,7 +48,7 @@ def run_job(job: Job) -> int:
     if job.plan.topology.spares and not job.restarts:
         say("warning: this job does not restart, so no spare node will take a place: add --max-restarts N")
     with Stops() as stops, ExitStack() as stack:
-        stack.enter_context(watch_notices(job, stops))
+        stack.enter_context(watch_notices(job, stops.announce, say))
         companions = stack.enter_context(Companions.of(job, stops, say))
         if job.single:
             try:
@@ -67,13 +63,6 @@ def run_job(job: Job) -> int:
 
         node, nodes = enter(job, stack, companions=companions), stack.enter_context(SeveralNodes(job, stops))
         return make_attempts(job, node, nodes, stops, stack, companions=companions)
-
-
-def watch_notices(job: Job, stops: Stops) -> NoticeWatch:
-    """The watch on interruption notices of this machine, each of which is a request to stop. Raises LaunchError."""
-    watched = choose_watched(job.sources, job.host.dmi)
-    asks, approves = partial(open_service, watched.cloud, job.environ), bool(job.sources.parsed("SLIPWAY_SPOT_APPROVE"))
-    return NoticeWatch(watched, stops.announce, say, asks, approves=approves)
 
 
 def alone(job: Job, node: Node) -> SingleNode:
@@ -131,12 +120,8 @@ class Attempts:
         self._lock: RunLock | None = None
         self._companions = companions or Companions()
         self._books = Books(node.ledger, job.plan, parts.clock)
-        self._memory = stack.enter_context(closing(SnapshotMemory(job)))
-        self._own = OwnProcesses()
-        self._standby = stack.enter_context(WarmStandby(self._own, wanted=job.warm))
-        own_script = job.warm and not job.plan.workload.builtin
-        self._script = stack.enter_context(WarmStandby(self._own, wanted=True)) if own_script else None
-        self._shown: tuple[tuple[int, str], ...] | None = None  # the spare nodes that were written down
+        self._job_wide = JobWide.open(job, stack)
+        self._spares = SparesDisplay()
 
     def run(self) -> int:
         """Make attempts until one is the last; the exit code. Raises LaunchError where none can begin."""
@@ -159,7 +144,7 @@ class Attempts:
     def _join(self) -> Job | None:
         """Meet the other nodes for the next attempt; returns the job as agreed on, None if a stop came instead."""
         node = dataclasses.replace(self._node, ledger=self._books.ledger)
-        agreed = self._nodes.join(self._job, node, partial(was_stopped, self._stops))
+        agreed = self._nodes.join(self._job, node, self._stops.asked)
         if agreed is None:
             return None
         job, self._node = agreed
@@ -184,14 +169,15 @@ class Attempts:
         """As a spare node, wait for the end of the attempt that the others run, with a warm process for the next one; None where
         this node is asked to stop.
         """
-        number, nodes = self._node.run.attempt, self._nodes
+        number, nodes, standby = self._node.run.attempt, self._nodes, self._job_wide.standby
+        assert standby
         assert not isinstance(nodes, SingleNode)
         say(f"attempt {number} of {self._node.run.path.name} runs without this spare node, which waits")
         # Whether those who ran made progress is not known here; if they did, the job continues at once.
         tried = Try(number, Outcome(0, "", Word.LOST, self._parts.clock.time()), gained=math.inf)
         rule = partial(decide_next, self._job, self._node, tried, self._stops)
-        warm = partial(self._parts.warm_up, job, self._standby)
-        ending = nodes.watch(rule, partial(is_stopped, self._stops), warm)
+        warm = partial(self._parts.warm_up, job, standby)
+        ending = nodes.watch(rule, self._stops.asked_here, warm)
         if ending:
             self._node = dataclasses.replace(self._node, missed=self._node.missed + 1, failures=ending.failures)
         return ending
@@ -216,12 +202,14 @@ class Attempts:
         node = self._node
         try:
             self._lock = self._lock or self._take_lock(job)
-            silence = job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT")
-            job_wide = JobWide(
-                self._memory, self._standby, self._script, self._own, self._poll_state, self._note_hang, silence
+            job_wide = dataclasses.replace(
+                self._job_wide,
+                look_on=self._poll_state,
+                on_hang=self._note_hang,
+                silence=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
+                previous=node.tries[-1].outcome if node.tries else None,
+                reached=node.reached,
             )
-            previous = node.tries[-1].outcome if node.tries else None
-            job_wide = dataclasses.replace(job_wide, previous=previous, reached=node.reached)
             self._companions.begin(node.run, job.plan.topology)
             return self._parts.attempt(job, node.run, self._stops, self._poll_elsewhere, hangs, job_wide)
         except LaunchError as error:
@@ -248,9 +236,7 @@ class Attempts:
             if is_taken
             else partial(decide_next, self._job, self._node, tried, self._stops, has_enough=self._nodes.has_enough)
         )
-        ending = self._nodes.report(
-            tried.outcome, rule, lambda: was_stopped(self._stops) and self._stops.impatient, hangs
-        )
+        ending = self._nodes.report(tried.outcome, rule, lambda: self._stops.asked() and self._stops.impatient, hangs)
         self._books.end_attempt(ending.verdict.first)
         tried = dataclasses.replace(tried, outcome=ending.verdict.first)  # the same on all nodes
         tries, reached = (*self._node.tries, tried), max(self._node.reached, tried.reached)
@@ -273,12 +259,10 @@ class Attempts:
     def _pause(self, ending: Ending) -> None:
         """Announce the next attempt, and wait until it can begin."""
         job, run, stops, pause = self._job, self._node.run, self._stops, ending.pause or 0.0
-        announce(job, self._node, ending, pause, self._parts.clock.time(), self._memory.version)
+        announce(job, self._node, ending, pause, self._parts.clock.time(), self._job_wide.version)
         self._companions.restart(run, ending.verdict)
         if not stops.wait(pause):
-            topology = job.plan.topology
-            used = place_gpus(topology.gpus, topology.processes_per_node)
-            wait_for_memory(used, partial(read_devices, job.environ), stops, say)
+            wait_for_gpus(job, stops, say)
         self._books.book(Kind.PAUSING)
 
     def _end(self, ending: Ending) -> int:
@@ -295,8 +279,8 @@ class Attempts:
             others = topology.rank > 0  # the launcher of process 0 writes for all
         if is_spare := topology.spares > 0 and node.place == SPARE:
             say("this node was a spare one until the end")
-        elif self._shown is not None:
-            say(f"spare nodes at the end: {describe_spares(self._shown)}")
+        elif shown := str(self._spares):
+            say(shown)
         history = AttemptHistory(node.tries, why, node.missed, self._books.ledger)
         return conclude(verdict, job, node.run, history, writes=not (others or is_spare))
 
@@ -314,17 +298,9 @@ class Attempts:
         """While an attempt runs: book its time, and report to those who watch from elsewhere."""
         self._books.poll(milestones)
         self._companions.poll(self._node.run)
-        self._show_spares()
-
-    def _show_spares(self) -> None:
-        """Where this node leads, write down which spare nodes are here, when that has changed."""
-        topology, here = self._job.plan.topology, tuple(self._nodes.spares)
-        if topology.rank or not topology.spares or here == self._shown:
-            return
-        self._shown = here
-        with suppress(OSError):
-            spares = [{"node": rank, "host": host} for rank, host in here]
-            write_json(self._node.run.node(topology.node_rank).path / SPARES_FILE, {"spares": spares})
+        topology = self._job.plan.topology
+        if topology.spares and topology.rank == 0:
+            self._spares.show(self._nodes.spares, self._node.run.node(topology.node_rank).path)
 
     def _note_hang(self, hang: str) -> None:
         """Report a hang to those who watch from elsewhere."""
@@ -340,19 +316,3 @@ class Attempts:
             text = f"node {news.node_rank} ({news.host}): {news.evidence or news.word}"
             return Elsewhere(text, gone=news.word == Word.LOST, known=news.word != Word.PEER)
         return None
-
-
-def is_stopped(stops: Stops) -> bool:
-    """Whether this launcher was asked to stop, whatever the job was."""
-    return was_stopped(stops) and any(stop.here for stop in stops.came)
-
-
-def describe_spares(spares: Sequence[tuple[int, str]]) -> str:
-    """`node 2 (gpu7)`, or that there is none."""
-    return ", ".join(f"node {rank} ({host})" for rank, host in spares) or "none"
-
-
-def was_stopped(stops: Stops) -> bool:
-    """Whether this launcher, or the job, was asked to stop."""
-    stops.poll()
-    return bool(stops.came)

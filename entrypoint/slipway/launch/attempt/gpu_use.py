@@ -4,9 +4,12 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from slipway.launch.resolve.devices import Devices, Gpu, ask
+from slipway.launch.resolve.devices import Devices, Gpu, ask, read_devices
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.placement import place_gpus
 
 PATIENCE = 60.0  # s; what is held longer than that is held by other processes, or for good
 PAUSE = 0.5  # s between polls
@@ -53,6 +56,13 @@ class Waiter(Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but no longer than until a request to stop comes. Returns whether there is one."""
+
+
+def wait_for_gpus(job: Job, stops: Waiter, say: Callable[[str], None]) -> None:
+    """Wait until the GPUs of a job have their memory back, between two attempts."""
+    topology = job.plan.topology
+    used = place_gpus(topology.gpus, topology.processes_per_node)
+    wait_for_memory(used, partial(read_devices, job.environ), stops, say)
 
 
 def wait_for_memory(

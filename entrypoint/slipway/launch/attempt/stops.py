@@ -143,6 +143,15 @@ class Stops:
         self._poll_file()
         self._listen()
 
+    def asked(self) -> bool:
+        """Whether this launcher, or the job, was asked to stop by now."""
+        self.poll()
+        return bool(self.came)
+
+    def asked_here(self) -> bool:
+        """Whether this launcher was, whatever the job was."""
+        return self.asked() and any(stop.here for stop in self.came)
+
     def _poll_file(self) -> None:
         if self._file is None or (seen := _identity(self._file)) == self._seen:
             return

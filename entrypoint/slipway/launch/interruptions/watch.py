@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from slipway.launch.resolve.spot import OFF, TITLES, Watched
+from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.spot import OFF, TITLES, Watched, choose_watched
 from slipway.process.machine import CLOCK, Clock
 
 if TYPE_CHECKING:  # an HTTP client takes as long to import as the rest of a launcher; most machines need none
@@ -24,6 +26,13 @@ def open_service(cloud: str, environ: Mapping[str, str]) -> Service:
     from slipway.launch.interruptions.metadata import SERVICES, address_of, fetch_from
 
     return SERVICES[cloud](fetch_from(address_of(cloud, environ)))
+
+
+def watch_notices(job: Job, note: Callable[[str, float | None], object], say: Callable[[str], None]) -> NoticeWatch:
+    """The watch on notices of the machine that a job runs on, each of which is a request to stop. Raises LaunchError."""
+    watched = choose_watched(job.sources, job.host.dmi)
+    asks, approves = partial(open_service, watched.cloud, job.environ), bool(job.sources.parsed("SLIPWAY_SPOT_APPROVE"))
+    return NoticeWatch(watched, note, say, asks, approves=approves)
 
 
 class NoticeWatch:
