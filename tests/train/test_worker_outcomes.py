@@ -155,6 +155,17 @@ def test_a_stop_flag_is_read(tmp_path: Path, content: str | None, word: str | No
     assert read_stop_flag(tmp_path / "stop") == word
 
 
+def test_a_disk_that_is_away_for_a_moment_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(path: Path, **_: object) -> os.stat_result:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    (tmp_path / "stop").write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", away)
+        assert read_stop_flag(tmp_path / "stop") is None
+    assert read_stop_flag(tmp_path / "stop") == "stopped"
+
+
 def test_workers_on_other_devices_end_before_they_exchange_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

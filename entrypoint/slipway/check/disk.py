@@ -28,7 +28,7 @@ FEW_INODES = 1000
 WRITTEN = 1 << 20  # bytes of the probe
 SECONDS = 20.0  # a file server that takes longer for WRITTEN bytes hangs
 TEMPORARY = "temporary files"  # a row, also where there is no folder for them
-LOCKED = 75  # exit code of flock(1) for a file that somebody else holds
+LOCKED = 75  # the code that we have flock(1) end with if somebody else holds the file
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT})  # /proc says ENOENT
 
 
@@ -120,7 +120,7 @@ def flock_holds(folder: Path) -> bool | None:
         command = ["flock", "--nonblock", "--conflict-exit-code", str(LOCKED), str(folder / "lock"), "true"]
         try:
             return subprocess.run(command, capture_output=True, check=False).returncode == LOCKED
-        except OSError:
+        except OSError:  # this machine has no flock(1)
             return None
 
 

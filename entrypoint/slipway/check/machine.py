@@ -58,7 +58,7 @@ def judge_shm(size: int, free: int, runtime: str) -> Finding:
 
 
 def look_at_memory(root: Path = ROOT) -> Iterator[Finding]:
-    """The row about memory. `root` of the file system is for tests."""
+    """The row about memory. `root`: of the file system; tests pass another one."""
     yield judge_memory(read_memory(root))
 
 

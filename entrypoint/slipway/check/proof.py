@@ -120,7 +120,7 @@ def undisturbed(run: Events) -> dict[int, RankAttempt]:
 
 
 def owner(entry: str, objects: Iterable[str]) -> str:
-    """Return the object that an entry of the states belongs to, empty without one."""
+    """Return the name of the object that an entry of the states belongs to; an empty one if there is none."""
     return max((name for name in objects if entry == name or entry.startswith(f"{name}.")), key=len, default="")
 
 

@@ -162,7 +162,7 @@ def read_log_lines(
 ) -> Iterator[Line | None]:
     """All lines that are wanted, merged; `takes_file` gets a file's node and rank.
 
-    None is yielded where everything that was there has been read. While `going_on` returns true more is waited for.
+    Yields None each time that all existing lines have been read. Then waits for new lines, until `going_on` returns false.
     """
     files: dict[Path, LogFile] = {}
     while True:

@@ -34,7 +34,7 @@ from slipway.protocol.printable import printable, utc
 from slipway.protocol.replicas import FindingKind, ReplicaDifference
 from slipway.store.progress import CopyProgress, newest_progress
 
-SHOWN = 5  # attempts that failed, the newest
+SHOWN = 5  # the newest failed attempts, and the newest differences between replicas; --json has all
 FOREIGN_PATIENCE = (
     5 * TOUCH
 )  # s after which a launcher on another host that gave no heartbeat does not count as running

@@ -23,7 +23,7 @@ def read_children(proc: Path = Path("/proc")) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for folder in proc.iterdir():
         if folder.name.isdigit():
-            with suppress(IndexError, ValueError):
+            with suppress(IndexError, ValueError):  # it has ended meanwhile, and has no fields
                 parent = int(stat_fields(int(folder.name), proc)[1])
                 children.setdefault(parent, []).append(int(folder.name))
     return children
@@ -72,7 +72,7 @@ def has_open(pid: int, folder: Path, proc: Path = Path("/proc")) -> bool:
         numbers = [*(proc / str(pid) / "fd").iterdir()]
     except FileNotFoundError:
         return False
-    except OSError:
+    except OSError:  # another user's, or hidden
         return lives(pid)
     for number in numbers:
         with suppress(OSError):  # closed meanwhile

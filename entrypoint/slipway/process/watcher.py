@@ -37,7 +37,7 @@ ADDRESS = "SLIPWAY_WATCHER"  # the name of the launcher's socket
 STANDBY = "standby:"  # in its place if a process is to wait for attempts (script_standby.py)
 FRAMES = 60  # of a thread, at most
 LONGEST_MESSAGE = 8_000  # characters of an exception's, which a socket takes at once
-FORK_SECONDS = 0.5  # that a fork waits for an answer that is under way
+FORK_SECONDS = 0.5  # that a fork waits until the thread has sent its answer and ended; after that Python may warn of it
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, -1  # linux/prctl.h
 

@@ -9,17 +9,19 @@ To add a code:
    in `launch/verdict/restarts.py` if the launcher restarts the job after it.
 2. Who ends with it: the launcher by a `LaunchError`; a worker by an exception, which `outcome_word` in
    `train/worker/launcher.py` makes a word (for a loop with slipway.resume also `EXPLAINED` in `train/user/run.py`); a script by
-   what it prints, in `protocol/causes.py`; a node in `launch/attempt/ending.py`; the process that copies by `kind` in
-   `store/copier.py`.
+   what it prints, in `protocol/causes.py`, or by its exit code, in `_cause` of `launch/attempt/ending.py`; a node there; the
+   process that copies by `kind` in `store/copier.py`.
 3. Places that treat 77 as a special case, each to be decided: `launch/verdict/verdict.py`, `launch/verdict/block.py`,
    `launch/next_attempt.py`, `launch/rendezvous/coordinator.py`, `launch/rendezvous/messages.py`, `check/nodes.py`,
    `check/finding.py`, `check/examination.py`, `check/selftest.py`, `check/selftest_trial.py`.
-4. What a scheduler does (`then` of the row): slurm/train.sbatch, k8s/base/single/job.yaml, k8s/overlays/download/job.yaml and
-   the comment in compose/compose.yaml by hand; the golden files again (RENEW_GOLDEN=1).
+4. What a scheduler does (`then` of the row): `values` in k8s/base/single/job.yaml and k8s/overlays/download/job.yaml;
+   slurm/train.sbatch, unless it is not requeued; the comment in compose/compose.yaml, if it names the code. RENEW_GOLDEN=1 writes
+   the golden files again, and with them k8s/job.yaml, k8s/jobset and k8s/trainer.
 5. Tests with lists of codes: `tests/unit/test_errors.py`, `tests/unit/test_verdict.py`, `tests/k8s/test_semantics.py`,
-   `tests/chaos/checks.py`, and those of the scheduler. docs/exit-codes.md and docs/cli.md are generated again; by hand the
-   tables in README, slurm/README.md, k8s/README.md and docs/troubleshooting.md, and the sentences on restarts in
-   docs/fault-tolerance.md, recipes.md, one-to-many.md and internals.md.
+   `tests/chaos/checks.py`, and those of the scheduler; a case in `tests/unit/test_ending.py`. docs/exit-codes.md and docs/cli.md
+   are generated again; by hand the tables in README, AGENTS.md, slurm/README.md, k8s/README.md and docs/troubleshooting.md, and
+   a line in CHANGELOG. If scripts may end with it: the sentences in docs/reference.py and docs/coming-from.md. If the launcher
+   restarts after it: those in docs/fault-tolerance.md, recipes.md, one-to-many.md and internals.md.
 """
 
 import contextlib

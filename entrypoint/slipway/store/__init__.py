@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def open_store(address: StoreAddress) -> ObjectStore:
     """Open a store. Raises StoreRefusedError where it cannot exist, such as a folder that is missing."""
-    if address.scheme == "file":
+    if address.folder:
         from slipway.store.folder import FolderStore
 
-        return FolderStore(address.path)
+        return FolderStore(address.folder)
     from slipway.store.cloud import CloudStore  # obstore, which a folder does without
 
     return CloudStore(address)

@@ -32,6 +32,11 @@ class StoreAddress(NamedTuple):
         inner = "/".join(filter(None, (self.bucket, self.path)))
         return f"{self.scheme}://{inner}"
 
+    @property
+    def folder(self) -> str:
+        """The folder of this machine that the store is; empty for one that a library reaches."""
+        return self.path if self.scheme == "file" else ""
+
     def split(self) -> "tuple[StoreAddress, str]":
         """The store that a run is in, and the run's name, where this is the address of a run. ValueError where it has no name."""
         above, _, name = self.path.rpartition("/")

@@ -162,7 +162,7 @@ class FolderStore:
     def _walk(
         self, prefix: str, odd: Callable[[Path, str], None], *, links: bool = False
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """The files below a prefix, and the `links`. `odd` is called for what is passed over: its path, and why."""
+        """The files below a prefix; with `links` also symbolic links. `odd` gets the path of what is skipped, and why."""
 
         def fail(error: OSError) -> None:
             if isinstance(error, PermissionError):

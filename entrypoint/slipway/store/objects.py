@@ -1,13 +1,14 @@
 """What a store can do, and how it fails. Nothing else of a store is relied on: no rename, no lock. Its clock is
-only shown to people, and finds the newest of several runs.
+only shown to people, and finds the newest of several runs. All nodes of a job reach the same store.
 
 To add a store:
 
-1. A class with the methods of `ObjectStore`, as `CloudStore` in `store/cloud.py` and `FolderStore` in `store/folder.py`; a
-   branch in `open_store` in `store/__init__.py`.
-2. Its URL: `parse_store`, `SUPPORTED`, `BUCKETS` and `VARIABLES` in `store/address.py`, which assume scheme://BUCKET/PATH. One
-   with a host also changes `StoreAddress` and `is_store` there, `explain_address` and `COPIES` in `options/paths.py`, and
-   `_transfer` in `cli/data.py`.
+1. A branch in `open_store` in `store/__init__.py`, and a class with the methods of `ObjectStore`, as `CloudStore` in
+   `store/cloud.py` and `FolderStore` in `store/folder.py`. One that is a folder of this machine needs no class: `folder` of
+   `StoreAddress` returns it, and step 3 falls away.
+2. Its URL: `parse_store`, `SUPPORTED`, `BUCKETS` and `VARIABLES` in `store/address.py`, which assume scheme://BUCKET/PATH, and
+   whose messages speak of buckets, as `explain_address` in `options/paths.py` does. One with a host also changes
+   `StoreAddress` and `is_store`, `COPIES` in `options/paths.py`, and `_transfer` in `cli/data.py`.
 3. Its library: `require_store` in `launch/companions/copies.py`; in pyproject.toml the extra `store`, import-linter's contract
    and mypy's list of packages without types; the lock files (`make lock`, `make lock-image VARIANT=cpu` and `VARIANT=cuda13`).
 4. How it fails: `kind` in `store/copier.py`, from which `launch/companions/copies.py` makes errors and warnings.
@@ -15,8 +16,8 @@ To add a store:
    `tests/unit/test_storing.py` and `tests/unit/test_addresses.py`. A real server: a module like `tests/launch/azure_server.py`,
    its rows in `tests/launch/object_servers.py`, `tests/needs.py` and tests/tools.sh; then `tests/launch/test_store_server.py`
    and `tests/launch/test_store_faults.py` run on it.
-6. Its rows in docs/storage.md; docs/settings.md and docs/cli.md are generated again; with another port than 443 the
-   NetworkPolicy in k8s/README.md.
+6. Its row in docs/storage.md, and a line in CHANGELOG; docs/settings.md and docs/cli.md are generated again; with another port
+   than 443 the NetworkPolicy in k8s/README.md.
 """
 
 from __future__ import annotations

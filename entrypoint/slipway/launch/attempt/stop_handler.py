@@ -103,7 +103,10 @@ class StopHandler:
             self._signalled.update(ready)
 
     def fail(self, child: Child, *, known: bool = False, gone: bool = False) -> None:
-        """A rank failed, of this node or of another, which is `gone` or has said what the first cause was (`known`)."""
+        """A rank failed, on this node or another: give the ranks that still run their time to end.
+
+        `gone`: the other node left without a report. `known`: it reported the first cause.
+        """
         self.deadline.fail(self._machine.clock.monotonic(), self._time_to_end(child, known=known), gone)
 
     def _time_to_end(self, child: Child, *, known: bool) -> float:

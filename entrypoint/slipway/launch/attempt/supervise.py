@@ -39,7 +39,7 @@ from slipway.protocol.printable import utc
 
 LAST_OUTPUT = 2.0  # s that we wait for output which a left-over process could still bring
 ENDED_BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes, the second as shells have it
-TORCHRUN_ENDS = 10.0  # s that it has when all workers have said how they ended, and are gone
+TORCHRUN_ENDS = 10.0  # s that it has once all workers have reported and are gone: it may be frozen
 PLACED_THREADS = "OMP_NUM_THREADS is not set, or OpenMP places its threads itself"
 NO_TORCH = "the attempt before ended before it had imported torch, or was not watched"
 LONG_IMPORT = 10.0  # s without a sign of life from a worker, after which it is said what takes the time

@@ -22,8 +22,9 @@ from slipway.process.machine import CLOCK, Clock
 from slipway.protocol.errors import LaunchError
 
 Say = Callable[[str], None]
-# By setting. The first one has restored a run before the others see it. An exception of theirs ends the job, so they catch what
-# is no reason for that.
+# By setting: one is loaded unless its setting is empty, 0 or off. The first one has restored a run before the others see it. An
+# exception of theirs ends the job, so they catch what is no reason for that. Each launcher has its own companions, also where
+# there is one per process (`open_metrics` chooses one of them). What leaves the machine has no secrets (`make_redactor`).
 BUILTIN = (
     ("SLIPWAY_STORE", "slipway.launch.companions.copies:Stores"),
     ("SLIPWAY_METRICS_PORT", "slipway.launch.companions.metrics:open_metrics"),
@@ -93,7 +94,7 @@ class Companions(Companion):
         """Return those that the job's settings ask for. Raises LaunchError (78) if one cannot be loaded, or refuses."""
         made = cls(say)
         if job.plan.workload.keeps:
-            wanted = [place for name, place in BUILTIN if job.sources.value(name) not in ("", "0")]
+            wanted = [place for name, place in BUILTIN if job.sources.parsed(name)]
             made._all = {place: load(place)(job, stops, say) for place in wanted}
             made._others = {place.strip() for place in job.sources.value(OTHERS).split(",") if place.strip()}
             made._all |= {place: load(place)(job, stops, say) for place in sorted(made._others)}

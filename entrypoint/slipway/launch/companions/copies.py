@@ -174,7 +174,7 @@ class Stores(Companion):
             "ranks": [*topology.ranks],
             "keep": getattr(self._job.options, "keep", 2),
         }
-        with suppress(SilentStoreError):
+        with suppress(SilentStoreError):  # the process has ended: `_revive` starts it again, and repeats this
             self._ask(self._assignment, 0.0)
 
     def _revive(self, pause: float = PATIENCE) -> None:
@@ -331,7 +331,7 @@ class Stores(Companion):
 
 def require_store(address: StoreAddress) -> None:
     """Raise LaunchError (78) where what a store needs is not installed."""
-    if address.scheme != "file" and find_spec("obstore") is None:
+    if not address.folder and find_spec("obstore") is None:
         raise LaunchError(
             f"{address} needs obstore, which {sys.executable} does not have: this Slipway was installed without its "
             f"extra `store`. Type: {pip_install('obstore')}"
@@ -340,7 +340,7 @@ def require_store(address: StoreAddress) -> None:
 
 def require_elsewhere(address: StoreAddress, run: Path) -> None:
     """Raise LaunchError (78) where a store is the folder that the run itself is in."""
-    if address.scheme == "file" and Path(address.path).resolve() == run.parent.resolve():
+    if address.folder and Path(address.folder).resolve() == run.parent.resolve():
         raise LaunchError(
             f"{address} is the folder of runs itself, so a copy of {run} would be lost with it. Name a folder on another disk."
         )

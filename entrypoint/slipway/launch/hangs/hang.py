@@ -267,7 +267,7 @@ class HangReport:
 
     def forget(self) -> None:
         """The hang is over, or the attempt."""
-        with suppress(OSError):
+        with suppress(OSError):  # a disk that is away; the next start deletes the file
             self._file.unlink(missing_ok=True)
 
 
@@ -311,7 +311,7 @@ class HangDetector:
         return (self._start if beat.phase in BEFORE_FIRST_STEP else self._limit) * beat.phase.patience
 
     def started(self, step: int) -> bool:
-        """Whether a rank took a step; `step` is that of the newest snapshot, where this attempt began or a little later."""
+        """Whether a rank took a step in this attempt. `step`: of the newest snapshot, where it began, or shortly before."""
         beats = [beat for beat in self._beats.values() if beat.phase not in BEFORE_FIRST_STEP]
         return any(beat.phase != Phase.DATA or beat.step > step for beat in beats)  # it waits for data before that, too
 

@@ -214,7 +214,7 @@ def read_dump(threads: Any, pid: int) -> dict[str, Any]:
     return {"begun": [], "last": {}, "members": {}, "threads": rows}
 
 
-ANSWER_SECONDS = 5.0  # that a watcher has for an answer
+ANSWER_SECONDS = 5.0  # that watchers have for an answer; then py-spy looks at those that are silent
 DISK = f"is {STATES['D']}"
 
 

@@ -29,7 +29,7 @@ TIMEOUT = 3.0  # s until a connection, and until each part of an answer
 WAIT = 5  # s that Google Cloud's server may keep a request while nothing changes
 LARGEST = 1 << 20  # bytes of an answer
 OK, UNAUTHORIZED, FORBIDDEN, MISSING = 200, 401, 403, 404
-TTL = 21_600  # s that a token of AWS is good for
+TTL = 21_600  # s that a token of AWS is good for: the most that it allows
 AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 

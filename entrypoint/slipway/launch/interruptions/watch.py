@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # an HTTP client takes as long to import as the rest of a lau
 
 FIRST_SECONDS = 2.0  # that a start waits for the first look: on a machine that is about to go, nothing should begin
 PATIENCE = 3  # polls that may fail in a row before that is reported
-LONGEST = 60.0  # s between polls while the service fails
+LONGEST = 15.0  # s between polls while the service fails: some notices leave 30 s
 
 
 def open_service(cloud: str, environ: Mapping[str, str]) -> Service:

@@ -69,9 +69,11 @@ class Leadership:
         return self._redirect[0] if self._redirect and now < self._redirect[1] + REDIRECT_SECONDS else None
 
     def head_start(self, *, led: bool, lost: bool) -> float:
-        """How many seconds this launcher leaves to the one that led the last attempt, if it was not this one that `led`. Node 0
-        leads again at once only if that one is `lost`: else some launchers would follow one and some the other, and each would
-        wait for those that the other has.
+        """How many seconds this launcher waits before it leads, so that the leader of the last attempt may lead again; none if
+        this launcher `led`, or that leader is `lost`.
+
+        Else node 0 does not lead at once: some launchers would follow it and some the old leader, and each leader would wait for
+        the launchers of the other.
         """
         if self._config.node_rank or led:
             return 0.0

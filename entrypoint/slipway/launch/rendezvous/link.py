@@ -17,7 +17,7 @@ from slipway.protocol.errors import CONFIGURATION
 
 DIAL_SECONDS = 5.0  # to resolve a name, and to connect
 CLOSE_SECONDS = 2.0  # until what is queued was sent, and the peer has closed its side
-BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read
+BACKLOG_BYTES = 1 << 20  # what may wait for a peer that does not read; with more it is cut off, to bound the memory
 SEALED_BYTES = LINE_BYTES + SEAL_BYTES  # of a line on the wire
 
 

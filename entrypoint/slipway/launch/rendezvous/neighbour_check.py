@@ -49,7 +49,7 @@ class NeighbourCheck:
         trouble = await self._visit(probe)
         try:
             sees = (self._config.folder / Path(probe.file).name).exists()
-        except OSError:
+        except OSError:  # a folder that this node cannot look into counts as not shared
             sees = False
         link.send(wire.Probed(probe.round, trouble, sees))
 

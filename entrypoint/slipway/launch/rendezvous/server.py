@@ -26,7 +26,7 @@ from slipway.protocol.errors import CONFIGURATION
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
-PONG_SECONDS = 3.0  # for a member whose node rank another launcher claims too
+PONG_SECONDS = 3.0  # that a member has to answer a ping if another claims its node rank; a living one answers at once
 STRANGERS = 256  # connections without a hello beyond the expected ones; the oldest gives way
 NOTES = 20  # different lines about strangers and newcomers
 # That a launcher waits for the one that is to lead, between two attempts or until others vote for it, too.

@@ -13,7 +13,7 @@ To add a scheduler (docs/extending.md shows the first three steps in full):
    `tests/unit/test_topology.py` (where it leaves `UNKNOWN`). `tests/unit/test_scheduler_seam.py` has an example with most
    fields.
 3. A row in docs/coming-from.md, with `before_plain` also in its order of precedence; the list in CHANGELOG; the diffs in
-   docs/extending.md, which show the end of both tables.
+   docs/extending.md, which show the ends of `SCHEDULERS` and of `CASES`.
 4. If users start tasks with a command of its own, such as srun: `AROUND` in `launch/resolve/starters.py`. If it replaces single
    nodes (`replaces_nodes`): the sentences that name only Kubernetes in docs/rendezvous.md, fault-tolerance.md and internals.md.
 """

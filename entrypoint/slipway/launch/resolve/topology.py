@@ -360,7 +360,7 @@ def _read_size(sources: Sources, readings: tuple[Reading, ...], claim: Claim, pr
 
 
 def _refuse_contradictions(sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value]) -> None:
-    """Two sources that disagree about the same node: neither can be trusted, so both are shown."""
+    """Raise LaunchError if the environment contradicts a `strict` scheduler; it shows both values, as either may be wrong."""
     for reading in (reading for reading in readings if reading.scheduler.strict):
         for name in ("RANK", "WORLD_SIZE"):
             setting, theirs = BY_NAME[name], reading.get(name)

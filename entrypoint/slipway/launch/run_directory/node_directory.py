@@ -114,8 +114,9 @@ class TraceRequest(NamedTuple):
 
 
 class TraceAnswer(NamedTuple):
-    """`trace.json`: how far the request of this id is, `steps` from the one after `step` on; the `folder` with the traces, or
-    `why` there are none.
+    """`trace.json`: the answer to the request with this id. `state`: how far it is. The first of its `steps` is `step` + 1.
+
+    `folder`: where the traces are. `why`: the reason if there are none, or fewer steps than requested.
     """
 
     id: str = ""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 LIMIT = 2**18  # words that are hashed at once: more are hashed in rows, and then the hashes of these
-DEEPEST = 20  # levels of a value
+DEEPEST = 20  # levels of a value, which may contain itself; what is deeper is not compared
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 FACTORS: dict[torch.device, torch.Tensor] = {}

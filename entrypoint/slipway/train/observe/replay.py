@@ -308,7 +308,7 @@ class Replays:
 
     @contextmanager
     def _undone(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """A context with the buffers and random generators that were `given`; after it they are as before.
+        """In this context, the model has the buffers and random states that are `given`; afterwards it has its own again.
 
         Raises ReplayError for a buffer that has another shape here.
         """

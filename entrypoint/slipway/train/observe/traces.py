@@ -28,7 +28,7 @@ from slipway.protocol.files import CLOCKS_FILE, held_folder, rank_trace, write_j
 from slipway.train.worker.place import silent_stdout
 
 MOST_RANKS = 64  # whose traces are kept; a page with more is of no use to anybody
-ROUNDS = 16  # readings of the clocks
+ROUNDS = 16  # readings of the clocks, of which the median counts
 HEADER = 2048  # bytes in which a rank tells about its trace
 PIECE = 2**26  # bytes that are sent at once
 LEVEL = 4  # of gzip: a third of the time of the usual one, and a tenth larger
@@ -110,10 +110,10 @@ def collect(
     about: Mapping[str, Any],
     beat: Callable[[], None],
 ) -> dict[str, Any]:
-    """Bring the traces of all ranks to rank 0, which writes them into `folder`, with the clocks; by all ranks.
+    """Send the traces of all ranks to rank 0, which writes them and a file with the clocks into `folder`. Called by all ranks.
 
-    `group` is one of gloo, None with a single process. `about` is written down beside the clocks. `beat` is called
-    around all that takes time. Returns what is in the file of the clocks, and on rank 0 as `unwritten` why it is not on the disk.
+    `group` is a gloo group, None with a single process. `about` is added to the file with the clocks. `beat` is called before and
+    after each part that takes time. Returns the content of that file, and `unwritten`: on rank 0 the reason if writing failed.
     """
     recording.stop()
     rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)

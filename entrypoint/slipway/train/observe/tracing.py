@@ -31,7 +31,7 @@ class Tracing:
         self._looks = place.rank == 0 and place.run_dir == place.node_dir.parent
         if self._looks:
             context.flag.wanted = self._poll
-            with suppress(OSError):
+            with suppress(OSError):  # a full disk: then `slipway trace` refuses, and training continues
                 files.touch_run_file(self._folder / files.TRACEABLE)
 
     def _poll(self) -> int:

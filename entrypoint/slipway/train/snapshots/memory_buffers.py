@@ -304,9 +304,10 @@ class Rhythm:
         return (time.perf_counter() - then) / max(1, step - before)
 
     def go_on(self, step: int, cost: float, pace: float, kept: bool) -> None:
-        """Choose the next step from the last snapshot's cost and a step's pace; none if no node has `kept` anything.
+        """Choose the step of the next snapshot. `cost`: seconds that the last one took from training, 0 if that was not measured;
+        `pace`: seconds per step; `kept`: whether each part of a snapshot has a node that can keep it. If not, no more are taken.
 
-        The numbers are the same on all ranks; a cost of 0 means that it was not measured.
+        All ranks pass the same values.
         """
         self._since = step, time.perf_counter()
         if cost:

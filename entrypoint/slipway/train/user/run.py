@@ -511,7 +511,7 @@ class ResumableRun:
                     f"slipway: rank {self._context.place.rank} has ended its loop after {self.step} steps, and waits for a rank "
                     "that has not. Give each rank as many batches, and leave a loop on all ranks at the same place."
                 )
-            time.sleep(0.005)
+            time.sleep(0.005)  # gloo's threads carry on the exchange; this only looks whether it is done
         self._finish_exchange()
 
     def _restore(self) -> None:
@@ -598,7 +598,7 @@ class ResumableRun:
         raise SystemExit(0 if is_under_torchrun(self._environ) else CODE_OF[Word(word)])
 
     def _end(self, word: str, message: str) -> None:
-        """Note how the run ended, on all ranks, once everything is written."""
+        """Wait until all snapshots are written and all ranks are here, then write this rank's outcome."""
         context, place = self._context, self._context.place
         self._snapshots.wait(self.number)
         self._snapshots.close()

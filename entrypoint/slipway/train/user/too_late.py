@@ -73,7 +73,7 @@ class Weights:
             self._handle.remove()
 
     def close(self) -> None:
-        """Compare no more."""
+        """Stop comparing."""
         self._before = {}
         self._handle.remove()
 

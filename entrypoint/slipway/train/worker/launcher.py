@@ -186,13 +186,13 @@ class StopFlag:
 
 
 def read_stop_flag(path: Path) -> str | None:
-    """Return the word in the flag, None if there is no flag; an unreadable flag means `stopped`."""
+    """Return the word in the flag, None if there is no flag; one whose content makes no sense means `stopped`."""
     try:
         path.stat()
-    except FileNotFoundError:
+    except (
+        OSError
+    ):  # there is none, or the disk is away for a moment, which must not stop a training: the next step looks again
         return None
-    except OSError:
-        return Word.STOPPED
     word = read_json(path).get("outcome")
     return word if word in WORDS[1:] else Word.STOPPED
 

@@ -22,7 +22,7 @@ from slipway.train.workloads import gpt
 
 
 def sums(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """As gpt's on the last stage, zeros on the others."""
+    """The sums of `Validation`: on the last stage as in `gpt`; zeros on the other stages, which have no logits."""
     logits = model(batch[0])
     if logits is None:
         return torch.zeros(2, dtype=torch.float64, device=batch[0].device)
