@@ -600,7 +600,43 @@ def as_trainer(seen: Seen, **more: Any) -> dict[str, Any]:
     return {"model": trainer.model, "optimizer": trainer.optimizer, "state": trainer.run.state}
 
 
-PATTERNS: tuple[Loop, ...] = (lbfgs, skipping, distilled, streamed, as_trainer)  # of one process
+def beginning(seen: Seen, **more: Any) -> dict[str, Any]:
+    """Each epoch begins with changes of what is saved: a learning rate, a schedule, a target network, weights, counters, a draw."""
+    model, target = make_model(), make_model()
+    optimizer = torch.optim.Adam([{"params": model[0].parameters()}, {"params": model[2:].parameters()}], lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    dice, rng, torchs = random.Random(2), np.random.default_rng(3), torch.Generator().manual_seed(4)
+    generators: dict[str, Any] = {"dice": dice, "rng": rng, "torchs": torchs}
+    run = slipway.resume(
+        model=model, target=target, optimizer=optimizer, scheduler=scheduler, seen=seen, **generators, **more
+    )
+    history = run.state.setdefault("history", [])
+    for epoch in run.epochs(4):
+        history.append(epoch)
+        run.state["scale"] = 0.5 * run.state.get("scale", 1.0)
+        if epoch:
+            scheduler.step()
+        optimizer.param_groups[1]["lr"] *= 0.5
+        target.load_state_dict(model.state_dict())
+        if epoch == 2:
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+            optimizer.state.pop(model[0].weight)
+        order = [*dice.sample(range(26), 8), *rng.permutation(26)[:8].tolist()]
+        order += torch.randperm(52, generator=torchs)[:20].tolist()
+        for part in (order[:16], order[16:]):
+            for numbers, x, y in run.batches(DataLoader(Subset(Numbers(), part), 4)):
+                loss = loss_of(model, x, y) + (model(x) - target(x).detach()).pow(2).mean()
+                optimizer.zero_grad()
+                (loss * run.state["scale"]).backward()
+                optimizer.step()
+                history.append(loss.item())
+                seen.extend(numbers.tolist())
+            run.state["parts"] = run.state.get("parts", 0) + 1
+    return {"model": model, "target": target, "optimizer": optimizer, "scheduler": scheduler, "state": run.state}
+
+
+PATTERNS: tuple[Loop, ...] = (lbfgs, skipping, distilled, streamed, as_trainer, beginning)  # of one process
 ALONE: tuple[Loop, ...] = (
     classifier, accumulating, tails, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps,
     by_boundary, drawing,

@@ -89,6 +89,29 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
         assert trained + seen == whole_seen
 
 
+@pytest.mark.pull
+def test_a_learning_rate_that_is_set_between_resume_and_the_loop_stays_after_a_resume_within_an_epoch() -> None:
+    def start(rate: float) -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        optimizer.param_groups[0]["lr"] = rate
+        for epoch in run.epochs(2):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            for _ in run.batches(range(4)):
+                seen.append((epoch, optimizer.param_groups[0]["lr"]))
+                model(torch.ones(1, 1)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    seen: list[tuple[int, float]] = []
+    with break_at(2):
+        start(8.0)
+    assert seen == [(0, 4.0)] * 2
+    start(3.0)
+    assert seen[2:] == [(0, 3.0)] * 2 + [(1, 1.5)] * 4
+
+
 def draw() -> tuple[float, float, float]:
     """A number from each random generator of the process."""
     return torch.rand(1).item(), random.random(), np.random.rand()

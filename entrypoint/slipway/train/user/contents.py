@@ -22,6 +22,7 @@ from slipway.train.user.joining import is_launched
 from slipway.train.user.objects import Objects, Tensors
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
+from slipway.train.user.repeated import Repeated
 from slipway.train.user.replaying import UserReplays
 from slipway.train.user.unrepeatable import Structure
 from slipway.train.user.values import from_bytes, pack_plain, to_bytes, unpack
@@ -49,7 +50,7 @@ class RunContents:
         self.declared = Declared(objects, warn)
         self._context, self._objects, self._counts = context, objects, counts
         self._position, self._pause, self._replays, self._warn = position, pause, replays, warn
-        self._structure = Structure(objects)
+        self._structure, self._repeated = Structure(objects), Repeated(objects)
         self._first: RandomStates = all_random_states(context.device)  # at the first start of the run
         # Of samples, where they are seeded.
         self.seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))
@@ -129,6 +130,22 @@ class RunContents:
         """Let go of what `of_rank` kept for `collect`, on a rank that keeps no snapshot."""
         self._collected = None
 
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or resume within it."""
+        self._repeated.begin(self.state)
+        self._position.begin_epoch()
+
+    def begin_batches(self) -> None:
+        """At a call of `run.batches`: where the loop resumes in this one, undo what came before it in the epoch a second time."""
+        if self._position.calls == self._position.reading.call:
+            self._repeated.undo(self.state)
+
+    def note_moved(self) -> None:
+        """Note that the state is another one than at the last boundary."""
+        self._position.note_resumed()
+        self._repeated.drop()
+        self._counts.move()
+
     def load(self, found: Snapshot, environ: Mapping[str, str]) -> None:
         """Restore everything. Raises ConfigurationError if it is the snapshot of something else."""
         context, place, counts = self._context, self._context.place, self._counts
@@ -157,6 +174,8 @@ class RunContents:
         self._replays.resume(snapshot.step, state)
         load_random_states(context.device, ranks, rank, self.seed + counts.step + place.rank)
         self._position.load(state["position"], data, before)
+        if self._position.is_midway:
+            self._repeated.hold(snapshot)
         if state["fresh"]:
             self._position.note_resumed()
         counts.looped = state["looped"]

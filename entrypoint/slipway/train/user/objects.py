@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -105,16 +106,28 @@ class Objects:
                         f"{path(name, part)} is of the class {own}, and was of {kind} in the snapshot at step {snapshot.step}. "
                         "Build it as before, or start another run: --run-dir PATH."
                     )
-        sharded = snapshot.state.get("sharded", {})
         states: dict[tuple[str, str], Any] = {}
         for name, parts in stored.items():
-            file = file_of(name)
-            tensors = self.layouts.join_parts(snapshot.tensors.get(file, {}), sharded.get(file, {}), name)
+            tensors = self._tensors_of(snapshot, name)
             states |= {(name, part): unpack(packed, tensors) for part, packed in parts.items()}
         for (name, part), state in states.items():
             if isinstance(model := self.named[name][part], nn.Module):
                 require_fit(path(name, part), state_of(model), state, snapshot.step)
         for (name, part), state in states.items():
+            load_state(path(name, part), self.named[name][part], state, snapshot.step)
+
+    def _tensors_of(self, snapshot: Snapshot, name: str) -> Mapping[str, torch.Tensor]:
+        file, sharded = file_of(name), snapshot.state.get("sharded", {})
+        return self.layouts.join_parts(snapshot.tensors.get(file, {}), sharded.get(file, {}), name)
+
+    def load_again(self, snapshot: Snapshot, values: Mapping[tuple[str, str], str]) -> None:
+        """Restore some objects, by name and part: the snapshot's tensors with these `values` of what is no tensor, as JSON."""
+        for (name, part), text in values.items():
+            tensors = self._tensors_of(snapshot, name)
+            try:
+                state = unpack(json.loads(text), tensors)
+            except KeyError:  # there are others than in the snapshot
+                state = unpack(snapshot.state["objects"][name][part], tensors)
             load_state(path(name, part), self.named[name][part], state, snapshot.step)
 
 

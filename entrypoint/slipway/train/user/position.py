@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ class Position:
     Within `run.epochs` an epoch may have several calls of `run.batches`; elsewhere each call is an epoch of its own.
     """
 
-    def __init__(self, context: Context) -> None:
-        """At the beginning."""
-        self._context, self._device = context, context.device
+    def __init__(self, context: Context, generators: Sequence[Generator] = ()) -> None:
+        """At the beginning. `generators`: those that were passed, from which the script draws as from the process's own."""
+        self._context, self._device, self._passed = context, context.device, generators
         self.loader: Any = None  # that was read last
         self.goes_on = False  # whether the loop was given an iterator that had been read in an epoch before
         self._iterators, self._told = Iterators(), False
@@ -63,7 +63,7 @@ class Position:
         self._first = 0  # the batches that make up what a job with another number of processes had read of this pass
         self._source: BatchSource | None = None  # that is being read
         self._begun: Draws | None = None  # as it began
-        self._starts: list[RandomStates] = []  # of an epoch, and after each of its calls: from which other code draws
+        self._starts: list[Draws] = []  # of an epoch, and after each of its calls: from which other code draws
         self._generators: dict[int, list[Generator]] = {}  # of the loaders, by call
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
         self._state: Any = None  # of the source where the loop resumes, until it is opened
@@ -79,6 +79,11 @@ class Position:
         """The identities of the generators that are saved with the position."""
         return {id(each) for own in self._generators.values() for each in own}
 
+    @property
+    def is_midway(self) -> bool:
+        """Whether data of an epoch were read."""
+        return self.in_epochs and (self.reading.begun or self.reading.over or self.reading.call > 0)
+
     def begin_epoch(self) -> None:
         """Begin an epoch, or resume in its midst: what comes before `batches` draws the same again; that restores the rest."""
         self._calls, self.in_epochs = 0, True
@@ -86,7 +91,7 @@ class Position:
             self._restore_start(0)
         else:
             self.restore_random()
-            self._starts = [all_random_states(self._device)]
+            self._starts = [self._draws()]
 
     def end_epoch(self) -> None:
         """Note that the epoch is over."""
@@ -101,7 +106,10 @@ class Position:
 
     def _restore_start(self, number: int) -> None:
         if number < len(self._starts):
-            set_random_states(self._device, self._starts[number])
+            self._starts[number].restore(self._device, self._passed)
+
+    def _draws(self) -> Draws:
+        return Draws(all_random_states(self._device), [*map(state_of_generator, self._passed)])
 
     @property
     def resumed_with(self) -> RandomStates | None:
@@ -165,7 +173,7 @@ class Position:
         finally:  # the loop was left, by `break` or because there are no more batches
             if reading is self.reading:
                 reading.over, self._source, self._begun = True, None, None
-                self._starts.append(all_random_states(self._device))
+                self._starts.append(self._draws())
                 if not self.in_epochs:
                     self.end_epoch()
 
@@ -228,7 +236,8 @@ class Position:
         """Return what differs from rank to rank, besides the random generators as they are now."""
         begun = self._begun
         return {
-            "starts": [dict(each) for each in self._starts],
+            "starts": [dict(each.random) for each in self._starts],
+            "passed": [[*each.generators] for each in self._starts],
             "random": dict(begun.random) if begun else None,
             "begun": [*begun.generators] if begun else [],
             "generators": self._stored
@@ -245,7 +254,9 @@ class Position:
         self.epoch, self.in_epochs = fields.pop("epoch"), fields.pop("in_epochs")
         self.goes_on = fields.pop("goes_on", False)
         self.reading = DataPlace(**fields)
-        self._starts, self._random = own["starts"], all_random_states(self._device)
+        passed = own.get("passed") or [()] * len(own["starts"])  # in snapshots of earlier versions
+        self._starts = [Draws(*each) for each in zip(own["starts"], passed, strict=True)]
+        self._random = all_random_states(self._device)
         if world_size == self._context.place.world_size:
             self._begun = Draws(own["random"], own["begun"]) if own["random"] else None
             self._stored, self._state = dict(own["generators"]), own["source"]

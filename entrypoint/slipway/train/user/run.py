@@ -45,7 +45,7 @@ from slipway.train.user.generators import all_random_states
 from slipway.train.user.gradients import Gradients
 from slipway.train.user.joining import end_badly, handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.user.live_models import has_static_graph, release_models
-from slipway.train.user.objects import Objects
+from slipway.train.user.objects import GeneratorState, Objects
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.replaying import UserReplays
@@ -159,7 +159,8 @@ class ResumableRun:
         self._stopping: str | None = None
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
-        self._pause, self._position, self._reads = Pause(), Position(context), PastReads()
+        generators = [each.inner for each in objects.of_kind(GeneratorState)]
+        self._pause, self._position, self._reads = Pause(), Position(context, generators), PastReads()
         self._replays = UserReplays(context, objects, keeps)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
@@ -265,6 +266,7 @@ class ResumableRun:
             self._contents.declared.note_batches(self._position.calls, loader)
             if self._witness and not self._counts.loop:
                 self._witness.begin("batches")
+            self._contents.begin_batches()
             try:
                 for batch in self._position.batches(
                     loader, self._contents.seed if exact_augmentation else None, self._turn
@@ -331,8 +333,7 @@ class ResumableRun:
     def _note_moved(self) -> None:
         """Note that the state is another one than at the last boundary."""
         self._begun, self._gradients.stepped = True, False
-        self._position.note_resumed()
-        self._counts.move()
+        self._contents.note_moved()
 
     def _turn(self) -> None:
         """The boundary between two iterations of `epochs`, `steps` or `batches`."""
@@ -448,7 +449,8 @@ class ResumableRun:
             self._witness.begin("epochs")
         try:
             while position.epoch < total:
-                position.begin_epoch()
+                with self._told():
+                    self._contents.begin_epoch()
                 self._hand_out("epochs")
                 yield position.epoch
                 position.end_epoch()
