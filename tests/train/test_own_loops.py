@@ -16,6 +16,7 @@ import own_loops
 import pytest
 import torch
 from own_runs import assert_equal, metrics, results
+from torch.utils.data import DataLoader
 from training_jobs import Job
 from training_jobs import Run as Ended
 
@@ -87,6 +88,31 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
         own_loops.skipping,
     ):  # which take batches again that led to no step
         assert trained + seen == whole_seen
+
+
+@pytest.mark.pull
+def test_loaders_that_share_a_generator_draw_on_after_a_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(folder: str) -> None:
+        monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
+        generator, model = torch.Generator().manual_seed(3), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loaders = [DataLoader([*range(size)], shuffle=True, generator=generator) for size in (4, 3)]  # type: ignore[arg-type]
+        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        for _ in run.epochs(3):
+            for loader in loaders:
+                for number in run.batches(loader):
+                    model(torch.ones(1, 1)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    seen[folder][run.step] = number.item()
+
+    seen: dict[str, dict[int, float]] = {"whole": {}, "run": {}}
+    start("whole")
+    for boundary in (3, 3, 4, 2):  # within the first loader's data and within the second's
+        with break_at(boundary):
+            start("run")
+    start("run")
+    assert seen["run"] == seen["whole"]
 
 
 @pytest.mark.pull

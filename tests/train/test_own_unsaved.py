@@ -276,6 +276,18 @@ def generators_of_data() -> None:
 
 
 @names()
+def a_generator_that_is_made_in_each_epoch() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer)
+    for epoch in run.epochs(4):
+        for part in (0, 1):
+            generator = torch.Generator().manual_seed(2 * epoch + part)
+            for _ in run.batches(DataLoader(list(range(3)), shuffle=True, generator=generator)):  # type: ignore[arg-type]
+                teach(model, optimizer)
+
+
+@names()
 def what_does_not_train() -> None:
     model, metric = net(), Accuracy()
     parallel, tied = nn.DataParallel(model), nn.Sequential(model[0])
@@ -517,6 +529,47 @@ def test_what_leaves_the_weights_alone_is_allowed(capsys: pytest.CaptureFixture[
     for _ in run.steps(2):
         renormed(torch.ones(3, 2)).sum().backward()
         teach(model, optimizer)
+    assert "Weights" not in capsys.readouterr().err
+
+
+class Momentum(nn.Module):
+    """Averages its encoder into a frozen one in each forward pass, as MoCo does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for mean, new in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            mean.data = 0.9 * mean.data + 0.1 * new.data
+        return self.query(x) - self.key(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["epochs", "steps", "boundary"])
+def test_weights_may_be_set_within_the_loop(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, encoder = net(), Momentum()
+    optimizer = SGD([*model.parameters(), *encoder.parameters()], 0.1)
+    run = slipway.resume(models=[model, encoder], optimizer=optimizer)
+    run.warm_up(lambda: encoder(torch.ones(1, 2)).sum())
+
+    def step() -> None:
+        encoder(torch.ones(1, 2)).sum().backward()
+        teach(model, optimizer)
+
+    if kind == "epochs":
+        for epoch in run.epochs(2):
+            if not epoch:
+                model.apply(initialize)
+            for _ in run.batches(range(2)):
+                step()
+    elif kind == "steps":
+        for number in run.steps(2):
+            if not number % 2:
+                model.apply(initialize)
+            step()
+    while kind == "boundary" and run.step < 2:
+        step()
+        run.boundary()
     assert "Weights" not in capsys.readouterr().err
 
 

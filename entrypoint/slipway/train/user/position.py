@@ -66,6 +66,7 @@ class Position:
         self._starts: list[Draws] = []  # of an epoch, and after each of its calls: from which other code draws
         self._generators: dict[int, list[Generator]] = {}  # of the loaders, by call
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
+        self._resumed: list[Generator] = []  # those that have them again; several loaders may share one
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
@@ -157,6 +158,7 @@ class Position:
         self.used = True
         call, self._calls = self._calls, self._calls + 1
         if call < self.reading.call or (call == self.reading.call and self.reading.over):
+            self._resume_generators(call, generators_of(loader))
             self._restore_start(call + 1)
             return
         if call > self.reading.call:
@@ -185,9 +187,8 @@ class Position:
         set_epoch(loader, self.epoch)
         require_same_batches(reading, source, self.epoch)
         again = reading.call in {*self._generators, *self._stored}
-        generators = self._generators[reading.call] = generators_of(loader)
-        for generator, state in zip(generators, self._stored.pop(reading.call, ()), strict=False):
-            set_generator(generator, state)
+        generators = generators_of(loader)
+        self._resume_generators(reading.call, generators)
         if reading.begun or not self.in_epochs:
             self.restore_random()
         now = Draws(all_random_states(device), [*map(state_of_generator, generators)])
@@ -211,6 +212,14 @@ class Position:
         self._first = source.batches_in(samples)
         self._source = source
         return iterator
+
+    def _resume_generators(self, call: int, generators: Sequence[Generator]) -> None:
+        """Have the generators of a call as they were in the snapshot. One that did so with another call has been drawn from."""
+        self._generators[call] = [*generators]
+        for generator, state in zip(generators, self._stored.pop(call, ()), strict=False):
+            if not any(generator is each for each in self._resumed):
+                self._resumed.append(generator)
+                set_generator(generator, state)
 
     def _note_iterator(self, loader: Any) -> None:
         """Say once that a loop reads on from an iterator, which no restart can."""

@@ -346,6 +346,7 @@ class ResumableRun:
 
     def _hand_out(self, kind: str) -> None:
         """Note that the body of a loop over `epochs`, `steps` or `batches` begins."""
+        self._unsaved.begin_loop()
         self._begun = True
         self._counts.items += 1
         self._pause.begin(kind, self._context.device)
@@ -387,7 +388,8 @@ class ResumableRun:
             self._replays.check(self.number, work, batch, every, self._snapshots)
 
     def warm_up(self, work: Callable[[], Any]) -> None:
-        """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, random generators.
+        """Call `work`, a forward and backward on any batch, and undo what it changed: gradients, buffers, frozen parameters (the
+        forward of MoCo averages into some), random generators.
 
         DistributedDataParallel sums gradients in another order from its second backward on. Without this, a resumed job with
         more than two ranks does not reach the same bits. `work` may return a loss, whose backward is then called here. It is
@@ -395,8 +397,9 @@ class ResumableRun:
         """
         device = self._context.device
         models = self._objects.of_kind(nn.Module)
-        buffers = [buffer for model in models for buffer in model.buffers()]
-        before, kept = all_random_states(device), [buffer.clone() for buffer in buffers]
+        frozen = [each for model in models for each in model.parameters() if not each.requires_grad]
+        tensors = [*(each for model in models for each in model.buffers()), *frozen]
+        before, kept = all_random_states(device), [each.clone() for each in tensors]
         for _ in range(2 if has_static_graph() else 1):
             with self._witness.aside(warms_up=True) if self._witness else nullcontext():
                 loss = work()
@@ -406,8 +409,8 @@ class ResumableRun:
                 model.zero_grad()
         set_random_states(device, before)
         with torch.no_grad():
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
+            for each, value in zip(tensors, kept, strict=True):
+                each.copy_(value)
 
     def finish(self) -> None:
         """Write the last snapshot, wait for it, and note that the run is finished; for loops that only call `boundary`."""

@@ -29,7 +29,10 @@ SEEDING = (
 
 
 class Weights:
-    """The trained parameters as `slipway.resume` left them, until the first step of any optimizer."""
+    """The trained parameters as `slipway.resume` left them, until the loop begins: what is done within one is done again just so.
+
+    Where a loop of `boundary` alone begins nobody knows, so there it is until the first step of any optimizer.
+    """
 
     def __init__(
         self, objects: Objects, ignored: Collection[object], told: Callable[[], AbstractContextManager[None]]
@@ -49,11 +52,21 @@ class Weights:
         self._handle = register_optimizer_step_pre_hook(self._compare)
 
     def _compare(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
-        before, self._before = self._before, {}
         # An optimizer around this one, such as SAM, may have moved the parameters in a step of its own.
         moved: set[int] = set()
         if not any(optimizer is each for each in self._passed):
             moved = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        # A forward moves some, such as MoCo's average of the encoder.
+        moved |= {id(each) for each, *_ in self._before.values() if not each.requires_grad}
+        self._require_same(moved)
+
+    def begin_loop(self) -> None:
+        """Compare where the loop begins. Raises ConfigurationError, by `told`, as the first step does."""
+        if self._before:
+            self._require_same(())
+
+    def _require_same(self, moved: Collection[int]) -> None:
+        before, self._before = self._before, {}
         changed = [
             name
             for name, (parameter, kind, bits) in before.items()
@@ -111,6 +124,9 @@ class Seeding:
             return usual(*args, **more)
 
         return noted
+
+    def begin_loop(self) -> None:
+        """Seeds count until the first boundary."""
 
     def note_boundary(self, bare: bool) -> None:
         """Warn at the second boundary of a loop of `bare` ones; one that seeds in each iteration does so again by then."""

@@ -109,6 +109,11 @@ class Unsaved:
         if isinstance(inner := inner_of(loader), DataLoader):
             self._read.add(inner)
 
+    def begin_loop(self) -> None:
+        """Note that a loop of `epochs`, `steps` or `batches` has begun."""
+        for each in self._late:
+            each.begin_loop()
+
     def search(self) -> None:
         """Watch what there is now, besides what is passed or ignored."""
         self._watched = {number: each for number, each in self._watched.items() if each.found.ref() is not None}
@@ -135,7 +140,10 @@ class Unsaved:
         trained = {id(each) for optimizer in self._seen for each in parameters_of(optimizer)}
         for watched in self._watched.values():
             value = watched.found.ref()
-            if value is None or id(value) in saved_generators:
+            if value is None:
+                continue
+            if id(value) in saved_generators:  # for good: the next epoch's loader may have another one
+                watched.told = True
                 continue
             with suppress(Exception):  # of somebody's state_dict
                 trains = not watched.told and self._trains(value, watched, trained)
