@@ -60,7 +60,7 @@ LED = Led(make_info(2, 2), "10.0.0.3", 4242)
     [
         (case(make_state(make_config()), make_config(), NEW), Act.ADMIT, ""),
         (case(State(), make_config(), NEW), Act.WAIT, ""),
-        (case(State(), make_config(), NEW, led=LED), Act.CLOSE, "10.0.0.3"),
+        (case(State(), make_config(), NEW, redirect=LED), Act.CLOSE, "10.0.0.3"),
         (case(State(), make_config(), NEW, waited=True), Act.CLOSE, "later: node 0 is between two attempts"),
         (case(State(), make_config(node_rank=2), NEW, waited=True), Act.CLOSE, ""),
         (

@@ -76,7 +76,7 @@ class Client:
         # The node rank of the launcher that leads, and where it was found.
         self.leader, self.endpoint = 0, config.endpoint
         self._successors: list[wire.Successor] = []  # who leads if that one is lost
-        self._lost = False  # whether that one was, or left, at the end of the last attempt
+        self.lost_leader = False  # whether that one was, or left, at the end of the last attempt
         self._astray = asyncio.Event()  # set while node 0 cannot be reached
         self._offered = 0  # the highest number of an attempt that a leader has named: no other leader may give it again
         self._unproven_since = math.inf  # since when whoever answers where node 0 is found does not know the token
@@ -113,7 +113,7 @@ class Client:
 
     async def _find(self, info: NodeInfo) -> Found:
         """Be welcomed by node 0, or by the launcher that leads in its place. MovedError: elsewhere; LaunchError as `join`."""
-        leaders = find_leaders(self._config, self.endpoint, self._successors, lost=self._lost)
+        leaders = find_leaders(self._config, self.endpoint, self._successors, lost=self.lost_leader)
         asked = [self._ask(endpoint, info, pause) for endpoint, pause in leaders]
         seek = self._seek(info, [endpoint for endpoint, _ in leaders])
         if not asked:
@@ -148,7 +148,7 @@ class Client:
         """
         if endpoint != self.endpoint:
             with suppress(TimeoutError):
-                async with asyncio.timeout(RETURN_SECONDS if self._lost else None):
+                async with asyncio.timeout(RETURN_SECONDS if self.lost_leader else None):
                     await self._astray.wait()
             await asyncio.sleep(pause)
         while True:
@@ -172,7 +172,7 @@ class Client:
             self._unproven_since = math.inf
         if kind in LOST and not self._astray.is_set():
             self._astray.set()
-            if self._successors and (self._lost or self.endpoint == self._config.endpoint):
+            if self._successors and (self.lost_leader or self.endpoint == self._config.endpoint):
                 one, config = self._successors[0], self._config
                 config.say(
                     f"node 0 cannot be reached ({words}); node {one.node_rank} ({one.host}) leads the job in its place once "
@@ -220,11 +220,6 @@ class Client:
     def leads(self) -> bool:
         """Whether this launcher leads the others."""
         return self.leader == self._config.node_rank
-
-    @property
-    def has_lost_leader(self) -> bool:
-        """Whether the launcher that led the last attempt is lost, or has left."""
-        return self._lost
 
     async def report(self, outcome: Outcome) -> Ending | Verdict:
         """Tell node 0 how the run ended here, and wait for what it makes of that; without node 0 the verdict is our own."""
@@ -368,14 +363,15 @@ class Client:
 
     async def _follow(self, link: Link, welcome: wire.Welcome) -> None:
         """Until the next rendezvous: note what happens elsewhere, node 0's verdict, and its loss."""
-        self._lost = False
+        self.lost_leader = False
         while True:
             try:
                 message = await link.receive(welcome.heartbeat)
             except (OSError, MalformedError) as error:
-                self._lost = self._lost or not self._ending.done()
-                silence = welcome.heartbeat if isinstance(error, SilentError) else 0.0
-                self.news = self.news or self._lost_master(connection_failure(error)[1], welcome.host, silence)
+                self.lost_leader = self.lost_leader or not self._ending.done()
+                at = self._config.clock.time() - (welcome.heartbeat if isinstance(error, SilentError) else 0.0)
+                host, cause = welcome.host or self._config.address, Cause(text=connection_failure(error)[1])
+                self.news = self.news or Outcome(self.leader, host, Word.LOST, at, cause=cause)
                 if not self._ending.done():
                     self._ending.set_result(self.news)
                 self._config.wake()
@@ -430,7 +426,7 @@ class Client:
 
     def _finish(self, ending: Ending, link: Link) -> None:
         """The launcher ends, or joins again after the pause."""
-        self._lost = self.leader in ending.leaving
+        self.lost_leader = self.leader in ending.leaving
         self._ending.set_result(ending)
 
     def _add_successor(self, successor: wire.Successor, link: Link) -> None:
@@ -492,16 +488,6 @@ class Client:
         own = config.network.own_names() if info.node_rank == 0 else ()
         return explain_connection(
             kind, words, config.address, config.port, info.runtime, self._addresses, own=own, met=self.welcome
-        )
-
-    def _lost_master(self, words: str, host: str, silence: float) -> Outcome:
-        """The end of node 0, or of the one that leads in its place, `silence` seconds ago."""
-        return Outcome(
-            self.leader,
-            host or self._config.address,
-            Word.LOST,
-            self._config.clock.time() - silence,
-            cause=Cause(text=words),
         )
 
 

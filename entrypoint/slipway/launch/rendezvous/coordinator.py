@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import rules
@@ -59,7 +59,7 @@ class Coordinator:
         self._state = State(self._membership)
         # Who was there before, or at first all nodes but spare ones.
         nodes = range(config.nodes if config.spares else 0)
-        self._state.awaited = {*(server.leadership.remaining or nodes)}
+        self._state.expected = {*(server.leadership.remaining or nodes)}
 
     async def run(self) -> None:
         """Lead the attempt to its verdict, or tell all launchers why it cannot start."""
@@ -166,7 +166,7 @@ class Coordinator:
         """
         if self._config.spares and self._membership.newest and not self._server.leadership.remaining:
             return len(self._membership.held) >= self._config.nodes - 1
-        return bool(self._state.awaited) and self._state.awaited <= self._membership.members.keys()
+        return bool(self._state.expected) and self._state.expected <= self._membership.members.keys()
 
     def _describe(self) -> str:
         return self._membership.describe(asyncio.get_running_loop().time() - self._began)
@@ -194,10 +194,9 @@ class Coordinator:
         misfit = self._misfit() if odd else None
         if misfit is None:
             return
-        links, lead, self._state.odd_since = self._state.links, self._config.node_rank, math.inf
-        for rank in links.keys() - {lead} if lead in odd else odd:
-            link = links.pop(rank)
-            self._membership.vacate(rank)
+        lead = self._config.node_rank
+        for rank in self._state.links.keys() - {lead} if lead in odd else odd:
+            link = rules.turn_away(self._state, rank)
             if rank in odd:
                 lines = (
                     *str(misfit).splitlines(),
@@ -247,20 +246,21 @@ class Coordinator:
         one tells the number, even where the start was heard by nobody else, and the next leader takes a higher one.
         """
         server, loop = self._server, asyncio.get_running_loop()
-        changes, ranks, number = self._state.changes, self._membership.participants, self._membership.next_attempt
-        self._state.places = {rank: place for place, rank in enumerate(ranks)}
-        self._next = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
+        state, changes, number = self._state, self._state.changes, self._membership.next_attempt
 
         def changed() -> bool:
-            return self._state.changes != changes or bool(self._state.stopping)
+            return state.changes != changes or bool(state.stopping)
 
-        await self._visit(ranks, number, changed)
+        with self._shared_file() as name:
+            server.carry_out(rules.probe(state, name, number))
+            deadline = loop.time() + 2 * PROBE_SECONDS
+            await server.until(lambda: len(state.probed) == len(state.places) or changed(), deadline)
         if not changed():
-            suspects = {rank for first in self._troubled(ranks) for rank in (first, self._next[first])}
+            suspects = {rank for first in self._troubled() for rank in (first, state.neighbours[first])}
             await asyncio.gather(*(server.remove_silent(rank) for rank in suspects))
         if changed() or number != self._membership.next_attempt:  # a spare node may know of more attempts
             return None
-        troubled = self._troubled(ranks)  # some may have answered meanwhile
+        troubled = self._troubled()  # some may have answered meanwhile
         if not troubled:
             return self._start(notes, number)
         opening = runtime_of(self._membership.own.runtime).opening
@@ -272,21 +272,8 @@ class Coordinator:
         await server.until(changed, loop.time() + AGAIN_SECONDS)
         return None
 
-    async def _visit(self, ranks: tuple[int, ...], number: int, changed: Callable[[], bool]) -> None:
-        """Send every launcher to the next one, and wait for what they found, or until somebody came or left."""
-        server = self._server
-        self._state.round += 1
-        self._state.probed = {}
-        with self._shared_file() as name:
-            for rank in ranks:
-                there = self._membership.members[self._next[rank]]
-                place = there.info.node_rank, there.address, there.hello.port, there.hello.key
-                self._state.links[rank].send(wire.Probe(self._state.round, *place, name, number))
-            deadline = asyncio.get_running_loop().time() + 2 * PROBE_SECONDS
-            await server.until(lambda: len(self._state.probed) == len(ranks) or changed(), deadline)
-
-    def _troubled(self, ranks: tuple[int, ...]) -> list[int]:
-        return [rank for rank in ranks if self._answer(rank).trouble]
+    def _troubled(self) -> list[int]:
+        return [rank for rank in self._state.places if self._answer(rank).trouble]
 
     def _cut_off(self, troubled: list[int]) -> LaunchError:
         """Which of the nodes cannot reach their neighbour, and what may be done about it."""
@@ -298,7 +285,7 @@ class Coordinator:
         return self._state.probed.get(node_rank, wire.Probed(self._state.round, "its launcher did not answer", False))
 
     def _trouble(self, node_rank: int) -> str:
-        here, there = (self._membership.members[rank] for rank in (node_rank, self._next[node_rank]))
+        here, there = (self._membership.members[rank] for rank in (node_rank, self._state.neighbours[node_rank]))
         address = there.address or "MASTER_ADDR"
         return (
             f"node {node_rank} ({here.info.host}) cannot connect to node {there.info.node_rank} ({there.info.host}) "

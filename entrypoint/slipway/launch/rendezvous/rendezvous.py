@@ -247,7 +247,7 @@ class Rendezvous:
         try:
             if self._socket:
                 client = self._client
-                self._lead(self._server.leadership.head_start(led=client.leads, lost=client.has_lost_leader))
+                self._lead(self._server.leadership.head_start(led=client.leads, lost=client.lost_leader))
             start = await self._client.join(info)
             self._server.leadership.clear_votes()
         finally:

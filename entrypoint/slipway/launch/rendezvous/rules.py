@@ -42,7 +42,7 @@ class State:
 
     `membership` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
     launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those
-    `awaited` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
+    `expected` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
     ranks and in the order of their places; `start` is what they were told.
     """
 
@@ -59,8 +59,9 @@ class State:
     stopping: dict[int, wire.Stopping] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     refused: str = ""  # the last launcher that was, and why: it may be a missing node
-    awaited: set[int] = field(default_factory=set)
+    expected: set[int] = field(default_factory=set)
     places: dict[int, int] = field(default_factory=dict)
+    neighbours: dict[int, int] = field(default_factory=dict)  # to which they connect
     start: wire.Start | None = None
     processes: int = 0  # of each node
     dumps: dict[int, tuple[StackDump, ...]] = field(default_factory=dict)  # of nodes that stand still
@@ -129,19 +130,19 @@ def assess(
     state: State,
     config: RendezvousConfig,
     member: Member,
-    led: wire.Led | None = None,
+    redirect: wire.Led | None = None,
     superseded: bool = False,
     waited: bool = False,
     alive: bool | None = None,
 ) -> Reply:
     """What the launcher that leads does about a hello.
 
-    `led` says who leads instead; `superseded`: another launcher has taken the place of this one; `waited`: this one has waited
-    for the next attempt; `alive`: whether the launcher that has its rank answered a ping (None: it was sent none).
+    `redirect` says who leads instead; `superseded`: another launcher has taken the place of this one; `waited`: this one has
+    waited for the next attempt; `alive`: whether the launcher that has its rank answered a ping (None: it was sent none).
     """
     membership, hello, info, rank = state.membership, member.hello, member.info, member.info.node_rank
     if membership is None and not waited:
-        return Reply(Act.CLOSE, led) if led else Reply(Act.WAIT)
+        return Reply(Act.CLOSE, redirect) if redirect else Reply(Act.WAIT)
     if membership is None:
         return Reply(Act.CLOSE) if config.node_rank else later("node 0 is between two attempts.")
     known = state.nonce or membership.nonce or membership.own.nonce
@@ -247,7 +248,7 @@ def lose(state: State, config: RendezvousConfig, rank: int, ended: str, at: floa
     if state.running and not idle:
         return note_outcome(state, Outcome(rank, host, Word.LOST, at, cause=Cause(text=ended)))
     state.membership.vacate(rank)
-    state.awaited.discard(rank)
+    state.expected.discard(rank)
     if not state.running:
         return []
     left = len(state.links.keys() - state.places.keys())
@@ -267,6 +268,28 @@ def note_outcome(state: State, outcome: Outcome) -> Effects:
         return []
     state.failed = True
     return [Send(wire.News(outcome), but=outcome.node_rank)]
+
+
+def probe(state: State, file: str, attempt: int) -> Effects:
+    """Have each node that is to take part in the next attempt connect to the next one, and look for a file."""
+    assert state.membership
+    ranks, members = state.membership.participants, state.membership.members
+    state.places = {rank: place for place, rank in enumerate(ranks)}
+    state.neighbours = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
+    state.round, state.probed = state.round + 1, {}
+    effects: Effects = []
+    for rank, there in state.neighbours.items():
+        place = there, members[there].address, members[there].hello.port, members[there].hello.key
+        effects.append(Send(wire.Probe(state.round, *place, file, attempt), state.links[rank]))
+    return effects
+
+
+def turn_away(state: State, rank: int) -> Link:
+    """Have a launcher leave that does not fit, or cannot be led by one that does not; its link."""
+    assert state.membership
+    state.membership.vacate(rank)
+    state.odd_since = math.inf
+    return state.links.pop(rank)
 
 
 def begin(state: State, config: RendezvousConfig, start: wire.Start) -> Effects:

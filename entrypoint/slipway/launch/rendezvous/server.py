@@ -231,12 +231,12 @@ class Server:
             return None  # it counts for nobody that is about to lead: Client.watch_freezes says why
         if self.leadership.vote(hello, now):
             self.wake()
-        led = self.leadership.redirect(now)
+        redirect = self.leadership.redirect(now)
         waited, alive = False, dict[Link | None, bool]()
         while True:
             older = self.state.links.get(rank)
             superseded = self.leadership.is_superseded(hello)
-            reply = rules.assess(self.state, self.config, member, led, superseded, waited, alive.get(older))
+            reply = rules.assess(self.state, self.config, member, redirect, superseded, waited, alive.get(older))
             if reply.note:
                 self._note(reply.note)
             if reply.act is Act.WAIT:  # the launcher gives up after HELLO_SECONDS
