@@ -29,7 +29,8 @@ TESTS = {
     "verdict": ("verdict",),
     "ending": ("ending",),
     "membership": ("membership", "compare"),
-    "rules": ("rules",),
+    "rules": ("rules", "hang_report"),
+    "leadership": ("successors",),
     "printable": ("printable",),
     "tracebacks": ("tracebacks",),
 }

@@ -1,4 +1,4 @@
-"""What the launcher that leads does about others: whom it admits."""
+"""What the launcher that leads does about others: whom it admits, and what their messages do."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from participants import make_info
+from participants import make_info, make_outcome
 
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.membership import Member, Membership
-from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Refused, Stopping
-from slipway.launch.rendezvous.rules import Act, Reply, State, assess
+from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Pong, Probed, Refused, Report, Stopping
+from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, lose, probe, step
 from slipway.protocol.errors import CONFIGURATION, PEER
 
 
@@ -120,3 +120,59 @@ def test_a_lost_launcher_has_no_rank_that_another_one_could_take() -> None:
     state = make_state(make_config(spares=1), HERE, running=True, places={0: 0, 2: 1})
     del state.links[1]
     assert assess(state, make_config(spares=1), replace(NEW, address="10.0.0.2")).act is Act.ADMIT
+
+
+TERM, NOTICE = Stopping("SIGTERM", "t"), Stopping("SIGTERM", "n", notice=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "stops", "sent", "left"),
+    [
+        (make_config(), {}, [TERM], ["stopping to all but 1"], True),
+        (make_config(spares=1), {}, [TERM], ["end to 1"], False),
+        (make_config(spares=1), {}, [TERM, NOTICE], ["end to 1"], False),
+        (make_config(), RUNNING, [TERM], ["stopping to all but 1"], True),
+        (make_config(), RUNNING, [NOTICE, TERM], ["stopping to all but 1"], True),  # the machine goes down: no second reason
+        (make_config(spares=1), {"running": True, "places": {0: 0, 2: 1}}, [TERM], [], True),  # a spare node
+    ],
+)  # fmt: skip
+def test_a_stop_is_passed_on_unless_the_job_continues_without_the_node(
+    config: RendezvousConfig, stage: dict[str, Any], stops: list[Stopping], sent: list[str], left: bool
+) -> None:
+    state, found = make_state(config, HERE, **stage), []
+    link = state.links[1]
+    for stop in stops:
+        for effect in step(state, config, HERE, stop) if 1 in state.links else ():
+            assert isinstance(effect, Send)
+            kind = type(effect.message).__name__.lower()
+            found.append(f"{kind} to 1" if effect.link is link else f"{kind} to all but {effect.but}")
+    assert (found, 1 in state.links) == (sent, left)
+
+
+def test_the_first_failure_is_passed_on_and_no_other() -> None:
+    config = make_config()
+    state = make_state(config, HERE, **RUNNING)
+    failed = [step(state, config, HERE, Report(make_outcome(5, "failed"))) for _ in range(2)]
+    other = step(state, config, make_member(make_info(0, 2)), Report(make_outcome(0, "failed")))
+    assert [len(effects) for effects in (*failed, other)] == [1, 0, 0]
+    assert (state.outcomes.keys(), state.outcomes[1].host, state.failed) == ({0, 1}, "host1", True)
+    assert lose(state, config, 1, "gone") == []
+    assert state.outcomes[1].word == "failed", "the first word counts"
+
+
+def test_a_message_without_a_rule_at_this_stage_changes_nothing() -> None:
+    config = make_config()
+    state = make_state(config, HERE)
+    assert step(state, config, HERE, Report(make_outcome(1, "failed"))) == []
+    assert step(state, config, HERE, Pong()) == []
+    assert state.outcomes == {}
+
+
+def test_only_the_answer_to_the_newest_probe_counts() -> None:
+    config = make_config()
+    state = make_state(config, make_member(make_info(0, 2), "launcher 0"), HERE)
+    effects = probe(state, "file", 3)
+    assert [cast(Any, effect).message.node_rank for effect in effects] == [1, 0], "each connects to the next one"
+    for number in (0, 1, 2):
+        step(state, config, HERE, Probed(number, "", True))
+    assert state.probed == {1: Probed(1, "", True)}
