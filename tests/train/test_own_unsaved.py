@@ -532,6 +532,54 @@ def test_what_leaves_the_weights_alone_is_allowed(capsys: pytest.CaptureFixture[
     assert "Weights" not in capsys.readouterr().err
 
 
+class Augmented:
+    """A data set whose samples draw as `draw` does."""
+
+    def __init__(self, draw: Callable[[int], object]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, number: int) -> int:
+        self.draw(number)
+        return number
+
+
+def draws(batch: list[int]) -> list[int]:
+    np.random.rand()
+    return batch
+
+
+DRAWN: dict[str, tuple[Callable[[int], object], dict[str, Any], bool]] = {
+    "torch": (lambda number: torch.rand(1), {}, True),
+    "numpy": (lambda number: np.random.rand(), {}, True),
+    "python": (lambda number: random.random(), {}, True),
+    "collate": (lambda number: None, {"collate_fn": draws}, True),
+    "nothing": (lambda number: None, {}, False),
+    "seeded": (lambda number: (torch.manual_seed(number), np.random.seed(number), random.seed(number)), {}, False),
+    "own": (lambda number: np.random.default_rng(number).random(), {}, False),
+    "exact": (lambda number: torch.rand(1), {"exact": True}, False),
+    "ignored": (lambda number: torch.rand(1), {"ignore": True}, False),
+    "alone": (lambda number: torch.rand(1), {"num_workers": 0}, False),
+}
+
+
+@pytest.mark.parametrize(("draw", "more", "named"), DRAWN.values(), ids=DRAWN)
+def test_what_worker_processes_draw_is_named(
+    draw: Callable[[int], object], more: dict[str, Any], named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"num_workers": 1, **{key: value for key, value in more.items() if key not in ("exact", "ignore")}}
+    loader: DataLoader[Any] = DataLoader(Augmented(draw), 2, **own)  # type: ignore[arg-type]
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    run = slipway.resume(model=model, optimizer=optimizer, ignore=(loader,) if more.get("ignore") else ())
+    for _ in run.epochs(2):
+        for _ in run.batches(loader, exact_augmentation=bool(more.get("exact"))):
+            teach(model, optimizer)
+    assert capsys.readouterr().err.count("draw random numbers for its samples") == named
+
+
 class Momentum(nn.Module):
     """Averages its encoder into a frozen one in each forward pass, as MoCo does."""
 

@@ -17,7 +17,7 @@ from slipway.train.user.generators import (
     set_generator,
     state_of_generator,
 )
-from slipway.train.user.sources import BatchSource, open_source, set_epoch
+from slipway.train.user.sources import BatchSource, Indexed, open_source, set_epoch
 from slipway.train.user.unrepeatable import Iterators
 from slipway.train.worker.context import Context
 
@@ -131,6 +131,11 @@ class Position:
     def batch(self) -> int:
         """The number of the batch that was read last, within its pass."""
         return max(0, self._first + self.reading.batches - 1)
+
+    @property
+    def draws_in_workers(self) -> bool:
+        """Whether worker processes draw random numbers for the batches that are read, which no restart would draw again."""
+        return isinstance(self._source, Indexed) and self._source.draws_in_workers
 
     @property
     def is_last(self) -> bool:

@@ -277,6 +277,8 @@ class ResumableRun:
                     if self._witness:
                         self._witness.note_batch(batch)
                     yield batch
+                    if self._position.draws_in_workers:
+                        self._unsaved.note_draws(loader)
             finally:
                 self._pause.rest("", context.device)
 

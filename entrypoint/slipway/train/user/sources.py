@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.user.worker_draws import NotedCollate
 
 CPU = torch.device("cpu")
 Draw = Callable[[], None] | None
@@ -266,6 +267,13 @@ class Indexed:
         if seed is not None and not isinstance(inner_loader.dataset, Seeded):
             self._replace("dataset", Seeded(inner_loader.dataset))
             self._replace("collate_fn", SeededCollate(inner_loader.collate_fn))
+        if seed is None and inner_loader.num_workers and not isinstance(inner_loader.collate_fn, NotedCollate):
+            self._replace("collate_fn", NotedCollate(inner_loader.collate_fn))
+
+    @property
+    def draws_in_workers(self) -> bool:
+        """Whether samples that are not seeded draw random numbers in worker processes, as far as is known."""
+        return isinstance(noted := self._inner.collate_fn, NotedCollate) and noted.drew
 
     def _replace(self, name: str, value: Any) -> None:
         # DataLoader refuses to set these, since workers that run already would not notice: they are started again.

@@ -75,6 +75,7 @@ class Unsaved:
         self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable]] = {}
         self._weight_copies = WeightCopies(objects, self._ignored)
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
+        self._told_draws = False
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
         self._late: list[Weights | Seeding] = []
         self._handle = register_optimizer_step_post_hook(self._note_step)
@@ -108,6 +109,16 @@ class Unsaved:
         """Note that `run.batches` reads from a loader: whatever this draws from is a part of the training."""
         if isinstance(inner := inner_of(loader), DataLoader):
             self._read.add(inner)
+
+    def note_draws(self, loader: Any) -> None:
+        """Name once a loader whose worker processes draw random numbers that depend on where a pass over it began."""
+        if self._keeps and not self._told_draws and not any(loader is each for each in self._ignored):
+            self._told_draws = True
+            self._warn(
+                "worker processes of a DataLoader draw random numbers for its samples: after a resume within an epoch they draw "
+                "others. Seed each sample by its position: run.batches(loader, exact_augmentation=True); or say that this is "
+                "right: ignore=(loader,)."
+            )
 
     def begin_loop(self) -> None:
         """Note that a loop of `epochs`, `steps` or `batches` has begun."""
