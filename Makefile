@@ -222,7 +222,7 @@ CHECKED_EXAMPLES := $(addprefix examples/,own_task.py own_loop.py transformers_f
 lint: .venv/.dev .venv/.train ## Check style, types and imports: ruff, mypy, import-linter, shellcheck
 	@.venv/bin/ruff check .; .venv/bin/ruff format --check .; .venv/bin/lint-imports
 	@.venv/bin/mypy; .venv/bin/mypy $(CHECKED_EXAMPLES); .venv/bin/mypy slurm/unpack.py
-	@.venv/bin/python -m pytest --quiet tests/unit/test_house_rules.py
+	@.venv/bin/python -m pytest --quiet tests/unit/repository/test_house_rules.py
 	@git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 .venv/bin/shellcheck; .venv/bin/yamllint --strict .
 
 .PHONY: format

@@ -36,7 +36,7 @@ def test_every_row_of_what_somebody_else_does_names_its_test() -> None:
 
 def test_all_tests_that_the_page_names_are_there() -> None:
     there = {
-        name for file in ROOT.glob("tests/*/test_*.py") for name in re.findall(r"def (test_\w+)\(", file.read_text())
+        name for file in ROOT.glob("tests/*/**/test_*.py") for name in re.findall(r"def (test_\w+)\(", file.read_text())
     }
     assert sorted({name for name in NAMED if re.fullmatch(r"test_\w+", name)} - there) == []
 

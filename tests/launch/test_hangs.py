@@ -1,4 +1,4 @@
-"""Scripts of a user's own that hang, told by rank and line. What only seems to hang: tests/unit/test_watch.py."""
+"""Scripts of a user's own that hang, told by rank and line. What only seems to hang: tests/unit/launch/hangs/test_watch.py."""
 
 import json
 import os

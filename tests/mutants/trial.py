@@ -57,6 +57,12 @@ def file_of(name: str) -> Path:
     return file.relative_to(ROOT)
 
 
+def file_of_tests(name: str) -> Path:
+    """The file of tests/unit that is called so."""
+    [file] = (ROOT / "tests/unit").rglob(f"test_{name}.py")
+    return file
+
+
 class Bench:
     """Copies of the checkout, of which each trial has one to itself."""
 
@@ -113,6 +119,6 @@ def copy_checkout(folder: Path) -> None:
 
 def _command(name: str, copy: Path) -> str:
     """What runs a file's tests in a copy, whose package goes before the one that .venv knows."""
-    tests = [f"tests/unit/test_{test}.py" for test in TESTS[name]]
+    tests = [str(file_of_tests(test).relative_to(ROOT)) for test in TESTS[name]]
     where = (f"--chdir={copy}", f"PYTHONPATH={copy / 'entrypoint'}", BARE)
     return shlex.join(["env", *where, sys.executable, *PYTEST, *tests])

@@ -1,4 +1,4 @@
-"""Which git tag is published, and under which tags of the image (tests/unit/test_images.py has all of them)."""
+"""Which git tag is published, and under which tags of the image (tests/unit/repository/test_images.py has all of them)."""
 
 import pytest
 from commands import ROOT, make, output

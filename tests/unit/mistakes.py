@@ -1,7 +1,7 @@
 """Sixty mistakes of a newcomer's first hour, as data: what is typed, what stands in the environment and in files.
 
 Every message of them has to say three things, by `score`: what was read, from where, and what to type. docs/troubleshooting.md
-shows them all: `RENEW_GOLDEN=1 .venv/bin/python -m pytest tests/unit/test_mistakes.py` writes them there.
+shows them all: `RENEW_GOLDEN=1 .venv/bin/python -m pytest tests/unit/cli/test_mistakes.py` writes them there.
 """
 
 from __future__ import annotations

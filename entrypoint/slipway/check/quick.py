@@ -6,7 +6,7 @@ it takes longer. For each GPU: a field of `GpuReading` and a row in `judge_gpu` 
 `train/measure/health.py` and `train/measure/burn.py`, started by `check/products.py`. Between nodes `train/workloads/check.py`
 measures and `check/nodes.py` judges; what must be equal on all nodes is compared in `launch/rendezvous/membership.py`. Advice
 that depends on the runtime is in `launch/resolve/advice.py`. Tests: the file of its subject in tests/unit, and in
-`tests/unit/test_health_reports.py` the functions that are replaced, the number of skipped rows and the set of row names.
+`tests/unit/check/test_health_reports.py` the functions that are replaced, the number of skipped rows and the set of row names.
 Documentation: docs/check.md.
 """
 

@@ -17,8 +17,8 @@ To add a code:
 4. What a scheduler does (`then` of the row): `values` in k8s/base/single/job.yaml and k8s/overlays/download/job.yaml;
    slurm/train.sbatch, unless it is not requeued; the comment in compose/compose.yaml, if it names the code. RENEW_GOLDEN=1 writes
    the golden files again, and with them k8s/job.yaml, k8s/jobset and k8s/trainer.
-5. Tests with lists of codes: `tests/unit/test_errors.py`, `tests/unit/test_verdict.py`, `tests/k8s/test_semantics.py`,
-   `tests/chaos/checks.py`, and those of the scheduler; a case in `tests/unit/test_ending.py`. docs/exit-codes.md and docs/cli.md
+5. Tests with lists of codes: `test_errors.py`, `test_verdict.py` and a case in `test_ending.py`, below `tests/unit`;
+   `tests/k8s/test_semantics.py`, `tests/chaos/checks.py`, and those of the scheduler. docs/exit-codes.md and docs/cli.md
    are generated again; by hand the tables in README, AGENTS.md, slurm/README.md, k8s/README.md and docs/troubleshooting.md, and
    a line in CHANGELOG. If scripts may end with it: the sentences in docs/reference.py and docs/coming-from.md. If the launcher
    restarts after it: those in docs/fault-tolerance.md, recipes.md, one-to-many.md and internals.md.

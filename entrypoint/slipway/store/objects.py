@@ -12,10 +12,10 @@ To add a store:
 3. Its library: `require_store` in `launch/companions/copies.py`; in pyproject.toml the extra `store`, import-linter's contract
    and mypy's list of packages without types; the lock files (`make lock`, `make lock-image VARIANT=cpu` and `VARIANT=cuda13`).
 4. How it fails: `kind` in `store/copier.py`, from which `launch/companions/copies.py` makes errors and warnings.
-5. Tests: the tables of addresses in `tests/unit/test_store.py`, which also applies `tests/unit/store_contract.py`,
-   `tests/unit/test_storing.py` and `tests/unit/test_addresses.py`. A real server: a module like `tests/launch/azure_server.py`,
-   its rows in `tests/launch/object_servers.py`, `tests/needs.py` and tests/tools.sh; then `tests/launch/test_store_server.py`
-   and `tests/launch/test_store_faults.py` run on it.
+5. Tests: the tables of addresses in `tests/unit/store/test_store.py`, which also applies `tests/unit/store_contract.py`,
+   `tests/unit/launch/companions/test_storing.py` and `tests/unit/options/test_addresses.py`. A real server: a module like
+   `tests/launch/azure_server.py`, its rows in `tests/launch/object_servers.py`, `tests/needs.py` and tests/tools.sh; then
+   `tests/launch/test_store_server.py` and `tests/launch/test_store_faults.py` run on it.
 6. Its row in docs/storage.md, and a line in CHANGELOG; docs/settings.md and docs/cli.md are generated again; with another port
    than 443 the NetworkPolicy in k8s/README.md.
 """

@@ -9,9 +9,8 @@ To add a scheduler (docs/extending.md shows the first three steps in full):
    values of schedulers with `before_plain` come before the plain RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, those of all
    others after these; within each group the first record that provides a value counts. One that sets variables of another
    scheduler, such as PMI_RANK, stands before it. One that can run inside a Slurm step also has to be in `_without_outer`.
-2. Its environment in `CASES` of `tests/unit/environments.py`, and rows in `tests/unit/test_schedulers.py`, of a cloud in
-   `tests/unit/test_topology.py` (where it leaves `UNKNOWN`). `tests/unit/test_scheduler_seam.py` has an example with most
-   fields.
+2. Its environment in `CASES` of `tests/unit/environments.py`, and rows in `test_schedulers.py` in `tests/unit/launch/resolve`, of
+   a cloud in `test_topology.py` there (where it leaves `UNKNOWN`). `test_scheduler_seam.py` has an example with most fields.
 3. A row in docs/coming-from.md, with `before_plain` also in its order of precedence; the list in CHANGELOG; the diffs in
    docs/extending.md, which show the ends of `SCHEDULERS` and of `CASES`.
 4. If users start tasks with a command of its own, such as srun: `AROUND` in `launch/resolve/starters.py`. If it replaces single

@@ -1,8 +1,8 @@
 """A run directory as it is read: everything that the launcher and the commands ask of one, answered from its files.
 
 What is in a node's folder is asked of NodeDirectory. No module in another folder of the launcher or the commands searches a run
-directory or reads JSON there (tests/unit/test_house_rules.py checks it). A file that is missing, torn, damaged or forged counts
-as far as it makes sense, and a disk that is away for a while as one that is empty.
+directory or reads JSON there (tests/unit/repository/test_house_rules.py checks it). A file that is missing, torn, damaged or
+forged counts as far as it makes sense, and a disk that is away for a while as one that is empty.
 """
 
 from __future__ import annotations
