@@ -19,7 +19,7 @@ from slipway.launch.rendezvous.connection_errors import (
     pause_after,
     service_name,
 )
-from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS, may_run_elsewhere
+from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS
 from slipway.launch.rendezvous.link import send_all
 from slipway.launch.rendezvous.membership import Difference, Membership, draw_table, find_differences, fits
 from slipway.launch.rendezvous.messages import NodeInfo
@@ -51,7 +51,7 @@ class Coordinator:
     def __init__(self, server: Server, info: NodeInfo) -> None:
         """`info` is its own."""
         self._server, self._config, config = server, server.config, server.config
-        self._enough_since = self._open_by = math.inf  # when enough were here; when neighbours must reach each other
+        self._open_by = math.inf  # when neighbours must reach each other
         self._membership = Membership(
             own=info, nodes=config.nodes, least=config.enough, process=config.process, allow_uneven=config.allow_uneven,
             doubtful=config.doubtful, spares=config.spares,
@@ -115,7 +115,7 @@ class Coordinator:
                     doubt = loop.time() + CAUSE_SECONDS
                     await self._look_for_service()
                 line = loop.time() + pause_after(loop.time() - self._began)
-            enough = self._enough_since
+            enough = self._state.enough_since
             settles = (self._state.odd_since + SETTLE_SECONDS, enough + self._config.window, enough + REDIRECT_SECONDS)
             wake = min(line, self._state.deadline, *(moment for moment in settles if moment > loop.time()))
             await server.until(lambda: self._settled() or bool(self._state.stopping), wake)
@@ -146,35 +146,16 @@ class Coordinator:
             )
 
     def _settled(self) -> bool:
-        """Whether there is nobody left to wait for before the node infos are compared."""
-        since, now = self._state.odd_since, asyncio.get_running_loop().time()
-        self._enough_since = min(self._enough_since, now) if self._membership.enough else math.inf
-        if self._enough_since <= now < self._enough_since + REDIRECT_SECONDS and may_run_elsewhere(
-            self._config, self._membership
-        ):
-            return False
-        if since == math.inf:
-            settled = self._membership.enough and self._have_stayed()
-            return self._membership.complete or settled or now >= self._enough_since + self._config.window
-        return self._membership.everyone or now >= since + SETTLE_SECONDS
-
-    def _have_stayed(self) -> bool:
-        """Whether all are here who stayed after the last attempt or, before the first one, all nodes but spare ones.
-
-        A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who ran it
-        may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
-        """
-        if self._config.spares and self._membership.newest and not self._server.leadership.remaining:
-            return len(self._membership.held) >= self._config.nodes - 1
-        return bool(self._state.expected) and self._state.expected <= self._membership.members.keys()
+        now, remaining = asyncio.get_running_loop().time(), self._server.leadership.remaining
+        return rules.is_settled(self._state, self._config, remaining, now, SETTLE_SECONDS)
 
     def _describe(self) -> str:
         return self._membership.describe(asyncio.get_running_loop().time() - self._began)
 
     def _until(self) -> str:
         """How long the waiting may go on."""
-        if self._enough_since < math.inf:
-            left = self._enough_since + self._config.window - asyncio.get_running_loop().time()
+        if self._state.enough_since < math.inf:
+            left = self._state.enough_since + self._config.window - asyncio.get_running_loop().time()
             return f"enough to start in {max(left, 0):.0f} s"
         return f"for at most {self._config.timeout:.0f} s"
 

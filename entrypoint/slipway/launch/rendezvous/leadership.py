@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from slipway.launch.rendezvous.config import Endpoint, RendezvousConfig
 from slipway.launch.rendezvous.membership import Membership, fits, has_missed
 from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Successor
-from slipway.launch.rendezvous.rules import State
 
 VOTE_SECONDS = 7.0  # for which a vote counts; a launcher that waits for the one that is to lead votes every 5 s
 REDIRECT_SECONDS = 15.0  # for which it counts that another launcher leads the job; it says so more often
@@ -87,14 +86,13 @@ def may_lead(config: RendezvousConfig, voters: Collection[int]) -> bool:
     return config.succeeds and config.node_rank in voters and len(voters) >= config.nodes
 
 
-def follows(config: RendezvousConfig, state: State, info: NodeInfo) -> bool:
-    """Whether node 0 follows the launcher with this info: one of another rank, in a job with spare nodes that has begun, unless
-    an attempt runs here. Its nonce is that of the job, if any launcher that is here knows it.
+def follows(config: RendezvousConfig, info: NodeInfo, membership: Membership | None, nonce: str) -> bool:
+    """Whether node 0 follows the launcher with this info: one of another rank, in a job with spare nodes that has begun. Its
+    nonce is that of the job, if any launcher that is here knows it.
     """
-    membership, others = state.membership, range(1, config.launchers)
-    if config.node_rank or state.running or not (config.succeeds and info.node_rank in others and info.nonce):
+    if config.node_rank or not (config.succeeds and 0 < info.node_rank < config.launchers and info.nonce):
         return False
-    known = state.nonce or (membership.nonce if membership else "")
+    known = nonce or (membership.nonce if membership else "")
     if membership is None or known not in ("", info.nonce):
         return known in ("", info.nonce)
     jobs, nonces = {info.job, membership.own.job} - {None}, {info.nonce, membership.own.nonce} - {""}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous.config import RendezvousConfig
+from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS, may_run_elsewhere
 from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.membership import Member, Membership, was_replaced
 from slipway.launch.rendezvous.messages import SUCCESSORS
@@ -42,7 +43,8 @@ class State:
 
     `membership` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
     launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those
-    `expected` are here, and enough, nobody else need be waited for. `places` has the nodes that run, or are about to, by their
+    `expected` are here (who remained after the last attempt; before the first one, all nodes but spare ones), and enough,
+    nobody else need be waited for. `places` has the nodes that run, or are about to, by their
     ranks and in the order of their places; `start` is what they were told.
     """
 
@@ -51,6 +53,7 @@ class State:
     nonce: str = ""  # of the job, once it runs
     deadline: float = math.inf
     odd_since: float = math.inf
+    enough_since: float = math.inf  # as many as are needed are here
     changes: int = 0  # how often launchers that may take part became members or left
     round: int = 0  # of probes
     probed: dict[int, wire.Probed] = field(default_factory=dict)
@@ -268,6 +271,26 @@ def note_outcome(state: State, outcome: Outcome) -> Effects:
         return []
     state.failed = True
     return [Send(wire.News(outcome), but=outcome.node_rank)]
+
+
+def is_settled(state: State, config: RendezvousConfig, remaining: Collection[int], now: float, patience: float) -> bool:
+    """Whether there is nobody left to wait for before the node infos are compared: for so many seconds of `patience` for others
+    once a launcher is here that does not fit.
+    """
+    membership = state.membership
+    assert membership
+    state.enough_since = min(state.enough_since, now) if membership.enough else math.inf
+    if state.enough_since <= now < state.enough_since + REDIRECT_SECONDS and may_run_elsewhere(config, membership):
+        return False
+    if state.odd_since < math.inf:
+        return membership.everyone or now >= state.odd_since + patience
+    if membership.complete or now >= state.enough_since + config.window:
+        return True
+    if config.spares and membership.newest and not remaining:
+        # A launcher that did not lead the last attempt does not know who else was lost with the one that did. All others who
+        # ran it may come yet, after the spare nodes, which have no workers to end; and they have the newest snapshot in memory.
+        return membership.enough and len(membership.held) >= config.nodes - 1
+    return membership.enough and bool(state.expected) and state.expected <= membership.members.keys()
 
 
 def probe(state: State, file: str, attempt: int) -> Effects:

@@ -213,7 +213,8 @@ class Server:
 
     def _give_way(self, led: wire.Led) -> None:
         """On node 0: another launcher leads this job. This one follows it, with all that came here, unless an attempt runs."""
-        if not follows(self.config, self.state, led.info):
+        state = self.state
+        if state.running or not follows(self.config, led.info, state.membership, state.nonce):
             return
         self.leadership.follow(led, asyncio.get_running_loop().time())
         if self.state.membership:

@@ -11,9 +11,10 @@ import pytest
 from participants import make_info, make_outcome
 
 from slipway.launch.rendezvous.config import RendezvousConfig
+from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS
 from slipway.launch.rendezvous.membership import Member, Membership
 from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Pong, Probed, Refused, Report, Stopping
-from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, lose, probe, step
+from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, is_settled, lose, probe, step
 from slipway.protocol.errors import CONFIGURATION, PEER
 
 
@@ -176,3 +177,44 @@ def test_only_the_answer_to_the_newest_probe_counts() -> None:
     for number in (0, 1, 2):
         step(state, config, HERE, Probed(number, "", True))
     assert state.probed == {1: Probed(1, "", True)}
+
+
+ALL = [make_member(make_info(rank, 2)) for rank in range(3)]
+RAN = [make_member(make_info(rank, 2, tries=1, attempt=1, place=place)) for rank, place in ((0, 0), (1, 1), (2, -1))]
+
+
+@pytest.mark.parametrize(
+    ("spares", "members", "more", "remaining", "settled"),
+    [
+        (0, ALL[:2], {}, (), True),
+        (0, ALL[:1], {}, (), False),
+        (0, ALL[:2], {"odd_since": 0.0}, (), True),  # all are here, and one of them does not fit
+        (0, ALL[:1], {"odd_since": 0.0}, (), False),
+        (0, ALL[:1], {"odd_since": -5.0}, (), True),
+        (1, [ALL[0], ALL[2]], {}, (), False),  # node 1 may come within the window
+        (1, [ALL[0], ALL[2]], {"enough_since": -30.0}, (), True),
+        (1, [ALL[0], ALL[2]], {"expected": {0, 2}}, (0, 2), True),
+        (1, [ALL[0], RAN[1]], {}, (), True),  # a new node 0, and all but one of those that ran
+        (1, [ALL[0], RAN[2]], {}, (), False),
+    ],
+)  # fmt: skip
+def test_the_leader_waits_until_nobody_else_need_be_waited_for(
+    spares: int, members: list[Member], more: dict[str, Any], remaining: tuple[int, ...], settled: bool
+) -> None:
+    config = replace(make_config(spares=spares), window=30.0)
+    members = [replace(one, hello=replace(one.hello, process=f"launcher {one.info.node_rank}")) for one in members]
+    assert is_settled(make_state(config, *members, **more), config, remaining, now=0.0, patience=5.0) == settled
+
+
+def test_a_leader_waits_for_one_that_may_lead_the_job_elsewhere() -> None:
+    config = replace(make_config(spares=1), window=0.0)
+    new = [replace(ALL[0], hello=replace(ALL[0].hello, process="launcher 0")), ALL[1]]
+    state = make_state(config, *new)
+    assert is_settled(state, config, (), now=0.0, patience=5.0)
+    veteran = make_member(make_info(0, 2, tries=1, attempt=1), "launcher 0")
+    state = make_state(config, veteran, ALL[1])
+    assert [is_settled(state, config, (), now, 5.0) for now in (0.0, REDIRECT_SECONDS - 1, REDIRECT_SECONDS)] == [
+        False,
+        False,
+        True,
+    ]

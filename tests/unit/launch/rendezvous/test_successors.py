@@ -18,7 +18,6 @@ from slipway.launch.rendezvous.leadership import (
     may_lead,
 )
 from slipway.launch.rendezvous.messages import Hello, Led, Successor
-from slipway.launch.rendezvous.rules import State
 
 
 def make_config(nodes: int, spares: int, node_rank: int = 1) -> RendezvousConfig:
@@ -124,17 +123,10 @@ def test_a_launcher_is_superseded_by_one_of_its_rank_that_was_a_member_later(aga
 
 
 @pytest.mark.parametrize(
-    ("node_rank", "info", "state", "followed"),
-    [
-        (0, {"nonce": "a"}, State(), True),
-        (0, {"nonce": "a"}, State(nonce="b"), False),
-        (0, {"nonce": ""}, State(), False),
-        (0, {"nonce": "a"}, State(running=True), False),
-        (2, {"nonce": "a"}, State(), False),
-    ],
+    ("node_rank", "nonce", "known", "followed"),
+    [(0, "a", "", True), (0, "a", "a", True), (0, "a", "b", False), (0, "", "", False), (2, "a", "", False)],
 )
-def test_node_0_follows_a_launcher_that_leads_this_job(
-    node_rank: int, info: dict[str, Any], state: State, followed: bool
-) -> None:
-    assert follows(make_config(2, 1, node_rank), state, make_info(1, 2, **info)) == followed
-    assert not follows(make_config(2, 0, node_rank), state, make_info(1, 2, **info)), "a job without spare nodes"
+def test_node_0_follows_a_launcher_that_leads_this_job(node_rank: int, nonce: str, known: str, followed: bool) -> None:
+    info = make_info(1, 2, nonce=nonce)
+    assert follows(make_config(2, 1, node_rank), info, None, known) == followed
+    assert not follows(make_config(2, 0, node_rank), info, None, known), "a job without spare nodes"
