@@ -42,22 +42,20 @@ def set_up(machine: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_python_it_names_the_packages(machine: Path) -> None:
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("", "apt-get install python3 python3-venv"),
+        ("exit 1  # not 3.11 to 3.13", "no Python 3.11, 3.12 or 3.13 was found"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "apt-get install python3-venv"),
+    ],
+)
+def test_without_a_python_that_fits_it_names_the_packages(machine: Path, python: str, says: str) -> None:
+    if python:
+        add(machine, "python3", python)
     answer = set_up(machine)
     assert answer.returncode == 78
-    assert "apt-get install python3 python3-venv" in answer.stderr
-
-
-def test_a_python_of_another_version_is_not_taken(machine: Path) -> None:
-    add(machine, "python3", "exit 1  # not 3.11 to 3.13")
-    assert "no Python 3.11, 3.12 or 3.13 was found" in set_up(machine).stderr
-
-
-def test_a_python_without_venv_is_named_with_its_package(machine: Path) -> None:
-    add(machine, "python3", 'case "$2" in *ensurepip*) exit 1;; esac')
-    answer = set_up(machine)
-    assert answer.returncode == 78
-    assert "apt-get install python3-venv" in answer.stderr
+    assert says in answer.stderr
 
 
 def test_any_python_that_fits_is_taken_and_a_shim_that_does_not_start_is_passed_over(machine: Path) -> None:

@@ -161,6 +161,12 @@ def found() -> dict[str, list[int]]:
     return lines
 
 
+def test_the_tests_of_a_module_lie_in_the_folder_of_its_name() -> None:
+    package = TESTS.parent / "entrypoint/slipway"
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")}
+    assert [folder for folder in folders if folder == Path() or not (package / folder).is_dir()] == [Path("repository")]
+
+
 def test_no_test_sleeps_or_hurries_in_hope_or_judges_how_long_something_took() -> None:
     offenders = found()
     assert {name: at for name, at in offenders.items() if name not in ALLOWED} == {}
