@@ -6,7 +6,8 @@ import gc
 import random
 import sys
 import weakref
-from functools import partial
+from collections import deque
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler
 
 from slipway.train.user.found import FoundObject, Variable, found_objects, is_users, variables_of, walk
+from slipway.train.user.script_values import values_of_script
 
 
 class Pictures:
@@ -134,3 +136,41 @@ def test_no_code_of_an_objects_class_runs_when_it_is_looked_at() -> None:
     held = Lazy()
     assert not [each for each in found_objects() if each.name == "held"]
     del held
+
+
+class Level:
+    """An object of a script's, and what its class has."""
+
+    scale = 2.0
+
+    def __init__(self) -> None:
+        self.number, self.mean, self._pool = 1, torch.zeros(2), deque([(1, "a")])
+
+
+def test_plain_values_are_found_in_variables_objects_modules_closures_and_caches() -> None:
+    level, model, rows = Level(), nn.Sequential(nn.Dropout(0.3), nn.Linear(1, 1)), [1, {"a": 2}]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[1].bias.requires_grad = False
+    factor, table = 4, np.ones(3)
+
+    @lru_cache
+    def learn(number: int) -> int:
+        return factor * number
+
+    learn(3)
+    found = {each.name: each.value for each in values_of_script([model, optimizer])}
+    assert found["level.number"] == 1
+    assert found["level._pool"] == [1, [2, 1, "a"]]
+    assert found["rows"] == [len(rows), 1, [1, [2, "a", 2]]]
+    assert (found["model.0.p"], found["model.1.bias.requires_grad"], found["model.1.weight.requires_grad"]) == (
+        0.3,
+        False,
+        True,
+    )
+    assert (found["factor"], found["learn"]) == (4, 1)
+    assert found["level.mean"] is level.mean
+    assert found["table"] is table
+    assert next(value for name, value in found.items() if name.endswith("Level.scale")) == 2.0
+    assert not [name for name in found if name.startswith("optimizer")]
+    level.number += 1
+    assert {each.name: each.value for each in values_of_script()}["level.number"] == 2

@@ -238,6 +238,32 @@ def find_lost(reference: Events, repeated: Events, first: EventDifference) -> li
     return [each._replace(sort=PARAMETERS) if each.name in own else each for each in found]
 
 
+def find_values(reference: Events, repeated: Events, first: EventDifference) -> list[str]:
+    """Return the plain values of the script that an attempt with a difference began anew, with the lines that set them.
+
+    What is as it should be at the next boundary was set in the meantime. What differs between two first starts is no such value.
+    """
+    whole, attempt = divide(reference[first.rank][0]), divide(repeated[first.rank][first.attempt])
+    earlier = divide(repeated[first.rank][0])
+    then = whole.states_at(attempt.begin.at) if whole and attempt else None
+    if whole is None or attempt is None or earlier is None or then is None or first.attempt == 0:
+        return []
+    later = next((each.boundary for each in attempt.intervals if each.boundary), None)
+    pairs = [(then, attempt.begin)]
+    if later and (expected := whole.states_at(later.at)):
+        pairs.append((expected, later))
+    lost = set.intersection(*(other_values(*each) for each in pairs)) - other_values(whole.begin, earlier.begin)
+    where = attempt.begin.facts.get("where", {})
+    names = [name for name in attempt.begin.facts.get("script", {}) if name in lost]
+    return [f"{name} ({where[name]})" if name in where else name for name in names]
+
+
+def other_values(one: Event, other: Event) -> set[str]:
+    """Return the names of the script's plain values that both have, and that differ."""
+    left, right = (each.facts.get("script", {}) for each in (one, other))
+    return {name for name in left.keys() & right.keys() if left[name] != right[name]}
+
+
 def find_drawn(reference: Events, repeated: Events, first: EventDifference) -> list[str]:
     """Return the global random generators whose state differs at the first event of the attempt that has the difference.
 

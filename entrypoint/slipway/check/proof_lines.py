@@ -14,6 +14,7 @@ from slipway.check.proof import (
     compare,
     find_drawn,
     find_lost,
+    find_values,
     first_of_ranks,
     owner,
     undisturbed,
@@ -25,6 +26,7 @@ WORDS = {
     EventKind.STEP: "a step of an optimizer", EventKind.LOG: "a call of run.log", EventKind.BOUNDARY: "a boundary",
 }  # fmt: skip
 MODES = {False: "training mode", True: "eval mode (or under no_grad)"}
+SHOWN = 5  # values of the script in a message
 GENERATORS = {"cpu": "torch", "cuda": "torch on the GPU", "numpy": "numpy", "python": "random"}
 SEEDS = (
     "Seed what draws random numbers before it draws (torch.manual_seed, numpy.random.seed, random.seed). On a GPU, call "
@@ -65,16 +67,27 @@ def different_lines(reference: Events, repeated: Events, kills: Sequence[Kill], 
     lost, drawn = find_lost(reference, repeated, first), find_drawn(reference, repeated, first)
     if lost:
         why = f": {'; '.join(map(explain, lost))}"
-    elif first.expected and first.found and first.expected.validates != first.found.validates:
+    elif first.expected and first.found and is_in_another_mode(first.expected, first.found, first):
         why = ". No snapshot has the mode of a model: call model.train() at the start of each epoch"
     elif drawn:
         why = f": the random numbers of {' and '.join(GENERATORS[name] for name in drawn)} are not those of a run without kills"
+    elif values := find_values(reference, repeated, first):
+        more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+        why = (
+            f". After the kill these values of the script are not what they were: {', '.join(values[:SHOWN])}{more}. Keep in "
+            "run.state what the training depends on, or pass an object with state_dict that has it to slipway.resume"
+        )
     else:
         why = ". Keep in run.state what the script changes from step to step, or pass an object with state_dict to slipway.resume"
     return [
         f"differs first at {place_of(reference, repeated, first, exact=exact)}: {describe(first)}{why}",
         *notes(reference),
     ]
+
+
+def is_in_another_mode(expected: Event, found: Event, first: EventDifference) -> bool:
+    """Whether a model is given the same in another mode; if it is given something else, that is another call."""
+    return expected.validates != found.validates and not first.names
 
 
 def is_exact(reference: Events) -> bool:
@@ -171,7 +184,7 @@ def describe(first: EventDifference) -> str:
 def describe_event(expected: Event, found: Event, first: EventDifference) -> str:
     """Return what differs in an event that both runs have."""
     module = found.facts.get("module", "")
-    if found.validates != expected.validates:
+    if is_in_another_mode(expected, found, first):
         return f"{module} is in {MODES[found.validates]} instead of {MODES[expected.validates]}"
     if found.kind == EventKind.BATCH or (found.kind == EventKind.FORWARD and not first.number and not found.validates):
         return "the batch is another one"

@@ -142,10 +142,41 @@ def test_a_generator_that_is_restored_with_the_first_batch_is_no_cause() -> None
     assert line.startswith("differs first at step 4: the batch is another one. Keep in run.state")
 
 
+def with_script(events: list[Event], **values: object) -> list[Event]:
+    """The events with the script's plain values at each boundary, which are numbers of the step unless they are given."""
+    found = []
+    for event in events:
+        if "objects" in event.facts:
+            step = json.loads(event.at)["step"]
+            script = {"count": step, "level": step, "set": step, "started": 1} | values
+            if event.kind == EventKind.BOUNDARY:
+                script |= {"set": step, "loss": 0.5 * step}  # what an iteration sets
+            event = event._replace(facts={**event.facts, "script": script, "where": {"level": "train.py:5"}})
+        found.append(event)
+    return found
+
+
+def test_plain_values_of_the_script_that_begin_anew_are_named_if_the_training_differs() -> None:
+    whole = with_script(WHOLE)
+    anew = with_script(steps(2, 5), count=0, level=9, set=7, started=2)
+    killed = with_script(steps(0, 2), started=3)  # another one in each process
+    [line, *_] = different_lines(
+        of_ranks(whole), of_ranks(killed, changed(anew, EventKind.BATCH, 3, values={"": 8})), [], ""
+    )
+    assert (
+        "another one. After the kill these values of the script are not what they were: count, level (train.py:5). Keep"
+        in line
+    )
+    assert different_lines(of_ranks(whole), of_ranks(killed, anew), [], "") == []
+
+
 def test_a_model_that_was_left_in_another_mode_is_named() -> None:
     forgot = changed(WHOLE, EventKind.FORWARD, 3, validates=True)
     [line, *_] = different_lines(of_ranks(forgot), of_ranks(steps(0, 2), steps(2, 5)), [], "")
     assert "Net is in training mode instead of eval mode (or under no_grad). No snapshot has the mode" in line
+    another = changed(steps(2, 5), EventKind.FORWARD, 3, validates=True, values={"": 8})
+    [line, *_] = different_lines(of_ranks(WHOLE), of_ranks(steps(0, 2), another), [], "")
+    assert "the batch is the same, what goes into Net is not" in line
 
 
 def test_a_rank_is_named_if_the_others_are_right() -> None:

@@ -45,9 +45,10 @@ def open_witness(
     place: Callable[[], Mapping[str, Any]],
     passed: Mapping[str, Any],
     search: Callable[[], Iterable[Any]] = tuple,
+    script: Callable[[], Iterable[Any]] = tuple,
 ) -> Witness | None:
     """Return the witness of this process in a proving run, else None. `place` returns the position, `search` finds objects that
-    were not `passed` (train/user/found.py).
+    were not `passed` (train/user/found.py), and `script` the plain values that a script has (train/user/script_values.py).
 
     Raises ConfigurationError where the attempt before failed by itself, since another one would only repeat that.
     """
@@ -61,7 +62,7 @@ def open_witness(
         raise ConfigurationError(
             f"slipway prove goes no further: the attempt before this one failed by itself: {reason}"
         )
-    witness = Witness(folder, request, context, snapshots, place, passed, search)
+    witness = Witness(folder, request, context, snapshots, place, passed, search, script)
     witness.open(event_file(folder, context.place.rank, attempt))
     return witness
 
@@ -78,11 +79,12 @@ class Witness:
         place: Callable[[], Mapping[str, Any]],
         passed: Mapping[str, Any],
         search: Callable[[], Iterable[Any]],
+        script: Callable[[], Iterable[Any]],
     ) -> None:
         """See open_witness."""
         self._folder, self._steps, self._kills = folder, request["steps"], request["kills"]
         self._context, self._snapshots, self._place = context, snapshots, place
-        self._passed, self._search = passed, search
+        self._passed, self._search, self._script = passed, search, script
         self._found: dict[str, Any] = {}  # by the name under which they were found first
         self._at, self._number, self._epoch, self._unsettled = "", 0, None, False
         self._away = False  # within a module, or in what is no part of the training
@@ -120,7 +122,9 @@ class Witness:
         self._facts["loop"] = loop
         self._find()
         self._move()
-        self._write(EventKind.BEGIN, self._states(), facts=self._describe())
+        with self.aside():
+            where = {each.name: where for each in self._script() if (where := each.where())}
+        self._write(EventKind.BEGIN, self._states(), facts={**self._describe(), "where": where})
 
     def note_batch(self, batch: Any) -> None:
         """Note a batch that is about to be handed out."""
@@ -207,8 +211,10 @@ class Witness:
         optimizers = {name: type(each) for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
         hookless = [name for name, kind in optimizers.items() if not getattr(kind.step, "hooked", False)]
         length = self._place().get("length")
+        with self.aside():
+            script = {each.name: fingerprint(each.value) for each in self._script()}
         described = {name: [*each, *kind_of(objects[name])] for name, each in described.items()}
-        return {**self._facts, "objects": described, "hookless": hookless, "length": length}
+        return {**self._facts, "objects": described, "hookless": hookless, "length": length, "script": script}
 
     def _count_left_out(self) -> None:
         """Count the steps that gradient scalers have left out: then their scale falls."""

@@ -159,6 +159,11 @@ def _itself(value: Any) -> Any:
 
 def places_of_variables() -> dict[int, Variable]:
     """Return what the script's variables lead to, by identity: nearest first, in running functions and modules of the user's."""
+    return walk(roots_of_script())
+
+
+def roots_of_script() -> list[Variable]:
+    """Return the variables of running functions, nearest first, and of modules of the user's."""
     roots: list[Variable] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -172,7 +177,7 @@ def places_of_variables() -> dict[int, Variable]:
             file = Path(names["__file__"]).name
             prefix = "" if names["__name__"] == "__main__" else f"{names['__name__']}."
             roots += [Variable(value, f"{prefix}{name}", partial(_itself, file)) for name, value in [*names.items()]]
-    return walk(roots)
+    return roots
 
 
 def walk(roots: Iterable[Variable]) -> dict[int, Variable]:

@@ -49,6 +49,7 @@ from slipway.train.user.objects import GeneratorState, Objects
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.replaying import UserReplays
+from slipway.train.user.script_values import values_of_script
 from slipway.train.user.unrepeatable import Modes, PastReads, explain_counter, explain_unset
 from slipway.train.user.unsaved import Unsaved, device_of
 from slipway.train.user.values import describe
@@ -210,6 +211,7 @@ class ResumableRun:
                 self._contents.place,
                 passed,
                 lambda: found_objects([*objects.all, *ignored]),
+                lambda: values_of_script(objects.all),
             )
             if self._witness and not keeps:
                 self._witness.begin(ELSEWHERE)
