@@ -636,7 +636,42 @@ def beginning(seen: Seen, **more: Any) -> dict[str, Any]:
     return {"model": model, "target": target, "optimizer": optimizer, "scheduler": scheduler, "state": run.state}
 
 
-PATTERNS: tuple[Loop, ...] = (lbfgs, skipping, distilled, streamed, as_trainer, beginning)  # of one process
+class Annealed(nn.Module):
+    """A model with a temperature that it lowers itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.temperature, self.calls = make_model(), 2.0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.temperature *= 0.9
+        return self.body(x) / self.temperature  # type: ignore[no-any-return]
+
+
+def annealing(seen: Seen, **more: Any) -> dict[str, Any]:
+    """What no state has: a temperature, a dropout that is set in some epoch, a layer that is thawed there."""
+    model = Annealed()
+    model.body[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loader = DataLoader(Numbers(), 4, shuffle=True)
+    run = slipway.resume(model=model, optimizer=optimizer, seen=seen, **more)
+    run.warm_up(lambda: loss_of(model, torch.ones(4, 3), torch.ones(4, 1)))
+    for epoch in run.epochs(3):
+        model.temperature *= 1.5
+        if epoch == 1:
+            model.body[0].requires_grad_(True)
+            model.body[2].p = 0.5
+        for numbers, x, y in run.batches(loader):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            seen.extend(numbers.tolist())
+    run.state["calls"] = model.calls
+    return {"model": model, "optimizer": optimizer, "state": run.state}
+
+
+PATTERNS: tuple[Loop, ...] = (lbfgs, skipping, distilled, streamed, as_trainer, beginning, annealing)  # of one process
 ALONE: tuple[Loop, ...] = (
     classifier, accumulating, tails, half_precision, gan, plateau, own_state, averaged, with_unused, compiled, by_steps,
     by_boundary, drawing,

@@ -19,6 +19,7 @@ from slipway.train.user.counts import Counts
 from slipway.train.user.declared import Declared, require_same_arguments
 from slipway.train.user.generators import RandomStates, all_random_states
 from slipway.train.user.joining import is_launched
+from slipway.train.user.module_attributes import ModuleAttributes
 from slipway.train.user.objects import Objects, Tensors
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
@@ -50,7 +51,8 @@ class RunContents:
         self.declared = Declared(objects, warn)
         self._context, self._objects, self._counts = context, objects, counts
         self._position, self._pause, self._replays, self._warn = position, pause, replays, warn
-        self._structure, self._repeated = Structure(objects), Repeated(objects)
+        self.attributes = ModuleAttributes(objects)
+        self._structure, self._repeated = Structure(objects), Repeated(objects, self.attributes)
         self._first: RandomStates = all_random_states(context.device)  # at the first start of the run
         # Of samples, where they are seeded.
         self.seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))
@@ -86,7 +88,13 @@ class RunContents:
         tensors, packed, sharded = self._objects.collect()
         tensors[RUN] = {}
         self._collected = Collected(tensors, packed, sharded, pack_plain(self.state, "run.state", tensors[RUN]))
-        parts = {"lines": self._counts.lines, "own": {}, "first": dict(self._first), **self._position.of_rank()}
+        parts = {
+            "lines": self._counts.lines,
+            "own": {},
+            "first": dict(self._first),
+            "attributes": self.attributes.changed(),
+            **self._position.of_rank(),
+        }
         own = to_bytes(parts, "the data loader's state_dict()")
         differing, most = own_pieces(self._context, self._objects, self._collected, len(own))
         if not most:
@@ -165,6 +173,7 @@ class RunContents:
             context.say(f"note: {before} processes had values of their own of {names_of(own)}: all have rank 0's now")
         snapshot = with_own(found, own)
         self._objects.load(snapshot)
+        self.attributes.load(data.get("attributes", {}))
         self.declared.load(state["declared"])
         self.state.update(unpack(snapshot.state["values"], snapshot.tensors[RUN]))
         counts.resume(snapshot.step, state.get("steps", snapshot.step))

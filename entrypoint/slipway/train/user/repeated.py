@@ -13,6 +13,7 @@ import torch
 
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.tensors import raw_bytes
+from slipway.train.user.module_attributes import ModuleAttributes
 from slipway.train.user.objects import Objects, path, state_of
 from slipway.train.user.saved_states import bits_of
 from slipway.train.user.sharding import local
@@ -28,12 +29,13 @@ class Repeated:
     `slipway.resume` and its loop stays, such as another learning rate.
     """
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, attributes: ModuleAttributes) -> None:
         """Nothing is repeated in a run that begins, or that resumes between two epochs."""
-        self._objects = objects
+        self._objects, self._attributes = objects, attributes
         self._snapshot: Snapshot | None = None  # within an epoch, until its data are read
         self._before: dict[tuple[str, str], tuple[str, Hashable]] = {}  # see marks
         self._state: dict[str, Any] = {}
+        self._changed: dict[str, Any] = {}  # attributes of modules
 
     def hold(self, snapshot: Snapshot) -> None:
         """Note that the run resumes within an epoch, from this snapshot."""
@@ -43,6 +45,7 @@ class Repeated:
         """Note the states where that epoch begins again. `state` is `run.state`."""
         if self._snapshot is not None and not self._before:
             self._before, self._state = marks(self._objects), copy.deepcopy(state)
+            self._changed = self._attributes.changed()
 
     def undo(self, state: dict[str, Any]) -> None:
         """Where the data of the epoch go on: restore what has changed since then."""
@@ -50,6 +53,7 @@ class Repeated:
             now = marks(self._objects)
             changed = {key: before[0] for key, before in self._before.items() if now.get(key) != before}
             self._objects.load_again(self._snapshot, changed)
+            self._attributes.load(self._changed)
             put_back(state, self._state)
         self.drop()
 

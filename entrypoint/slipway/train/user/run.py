@@ -404,6 +404,7 @@ class ResumableRun:
         frozen = [each for model in models for each in model.parameters() if not each.requires_grad]
         tensors = [*(each for model in models for each in model.buffers()), *frozen]
         before, kept = all_random_states(device), [each.clone() for each in tensors]
+        attributes = self._contents.attributes.changed()
         for _ in range(2 if has_static_graph() else 1):
             with self._witness.aside(warms_up=True) if self._witness else nullcontext():
                 loss = work()
@@ -412,6 +413,7 @@ class ResumableRun:
             for model in models:
                 model.zero_grad()
         set_random_states(device, before)
+        self._contents.attributes.load(attributes)
         with torch.no_grad():
             for each, value in zip(tensors, kept, strict=True):
                 each.copy_(value)
