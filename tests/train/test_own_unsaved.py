@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
@@ -273,6 +277,59 @@ def generators_of_data() -> None:
         for _ in run.batches(loader):
             teach(model, optimizer)
             assert len([*validation]) == 4
+
+
+class Noam:
+    """A schedule around an optimizer, as many scripts have it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None) -> None:
+        self.optimizer, self.number = optimizer, 0
+        if model:
+            self.model = model
+
+    def step(self) -> None:
+        self.number += 1
+        self.optimizer.param_groups[0]["lr"] = 0.1 / self.number
+
+
+class SavedNoam(Noam):
+    """One that is passed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+@names("Noam noam")
+def schedules_of_ones_own() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    noam, saved, ignored, idle = Noam(optimizer), SavedNoam(optimizer), Noam(optimizer), Noam(optimizer)
+    trainer = Noam(optimizer, model)  # whose numbers may be there to be shown
+    run = slipway.resume(model=model, optimizer=optimizer, saved=saved, ignore=(ignored,))
+    for _ in run.steps(4):
+        teach(model, optimizer)
+        for each in (noam, saved, ignored, trainer):
+            each.step()
+    assert not idle.number
+
+
+@names("PowerSGDState state")
+def a_hook_that_compresses_gradients() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(net())
+        state = PowerSGDState(process_group=None)
+        model.register_comm_hook(state, powerSGD_hook)
+        DistributedDataParallel(net()).register_comm_hook(None, fp16_compress_hook)
+        optimizer = SGD(model.parameters(), 0.1)
+        run = slipway.resume(model=model, optimizer=optimizer)
+        for _ in run.steps(4):
+            teach(model, optimizer)
+    finally:
+        dist.destroy_process_group()
 
 
 @names()

@@ -34,6 +34,7 @@ from slipway.train.user.names import without_wrappers
 from slipway.train.user.objects import NAME, Objects
 from slipway.train.user.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
 from slipway.train.user.sources import inner_of
+from slipway.train.user.step_numbers import StepNumbers
 from slipway.train.user.too_late import Seeding, Weights
 from slipway.train.user.weight_copies import WeightCopies
 from slipway.train.worker.context import Context
@@ -74,6 +75,7 @@ class Unsaved:
         self._watched: dict[int, Bystander] = {}
         self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable]] = {}
         self._weight_copies = WeightCopies(objects, self._ignored)
+        self._step_numbers = StepNumbers(objects, self._ignored)
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
         self._told_draws = False
         self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
@@ -87,6 +89,7 @@ class Unsaved:
         """When `slipway.resume` returns. `told`: ends the process with one line where a ConfigurationError leaves it."""
         self.search()
         self._weight_copies.note()
+        self._step_numbers.note()
         self._stateless = {
             name: (weakref.ref(each), (each.shape, bits_of(each))) for name, each in stateless(self._objects)
         }
@@ -166,6 +169,12 @@ class Unsaved:
         self._seeded.clear()
         self._look_for_parameters(saved)
         self._look_into_modules(saved)
+        for owner, name in self._step_numbers.changed():
+            self._warn(
+                f"{owner} changes with the training ({name}), and is not saved: after a failure it starts from its beginning. "
+                "Pass an object with state_dict() and load_state_dict() that has its numbers; or say that this is right: "
+                f"ignore=({owner.name or '…'},)."
+            )
         for place in self._weight_copies.lost(saved) if searches else ():
             where = f" ({found})" if (found := place.where()) else ""
             self._warn(
