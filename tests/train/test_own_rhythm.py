@@ -184,6 +184,17 @@ def reads_one_by_one(run: ResumableRun, step: Step) -> None:
     step()
 
 
+def reads_a_short_one_again_and_again(run: ResumableRun, step: Step) -> None:
+    if run.step == 0:
+        HELD[:] = [again_and_again(loader_of(4))]
+    reads_one_by_one(run, step)
+
+
+def again_and_again(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
 def validates_now_and_then(run: ResumableRun, step: Step) -> None:
     step()
     if run.step % 3 == 1:
@@ -205,6 +216,7 @@ SAID: dict[Body, str] = {
 }
 READ: dict[Body, str] = {
     reads_one_by_one: "warning: a DataLoader over Tensor is read without run.batches",
+    reads_a_short_one_again_and_again: "warning: a DataLoader over Tensor is read without run.batches",
     draws: "",
     validates_now_and_then: "",
 }

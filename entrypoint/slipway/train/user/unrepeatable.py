@@ -27,6 +27,7 @@ PAST = (
     "with samples that were trained on. Iterate over run.batches(loader), or leave out run.boundary() within the epoch."
 )
 WATCHED = 4  # iterations: with the second, the iterators are known; in all after it they have to advance
+Passes = list[tuple[weakref.ref[Any], int]]  # over one data set, each with the number of batches that it has read
 UNSET = re.compile(r"'(\w+)'")  # the variable in the message of a NameError
 
 
@@ -221,30 +222,25 @@ class PastReads:
         """Before the first."""
         self._spans = self._past = 0
         self._state = ""
-        self._advanced: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._advanced: dict[int, Passes] = {}  # by data set
 
     def begin(self) -> None:
         """Note that an iteration begins."""
         if 0 < self._spans <= WATCHED:
-            self._advanced = {
-                number: (each, found._num_yielded)
-                for number, (each, _) in self._advanced.items()
-                if (found := each()) is not None
-            }
+            now = passes()
+            self._advanced = {data: now[data] for data in self._advanced if data in now}
 
     def end(self, known: Any) -> str:
         """Note that it is over. Returns a line about a loader that is read in each; `known`: what run.batches was given."""
         self._spans += 1
         if self._spans == 2:
-            self._advanced = {id(each): (weakref.ref(each), 0) for each in loader_iterators()}
+            self._advanced = {data: [] for data in passes()}
         if not 2 <= self._spans <= WATCHED:
             return ""
-        self._advanced = {
-            number: (each, before)
-            for number, (each, before) in self._advanced.items()
-            if (found := each()) is not None and found._num_yielded > before
-        }
-        read = [found for each, _ in self._advanced.values() if (found := each()) is not None]
+        now = passes()
+        # A short one has ended, and another pass over the same data has begun.
+        self._advanced = {data: now[data] for data, before in self._advanced.items() if now.get(data, before) != before}
+        read = [each for several in self._advanced.values() for ref, _ in several if (each := ref()) is not None]
         if self._spans < WATCHED or not read:
             return ""
         data = read[0]._dataset
@@ -269,6 +265,10 @@ class PastReads:
         return PAST
 
 
-def loader_iterators() -> list[Any]:
-    """Return the passes over DataLoaders that are under way in this process."""
-    return [each for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter)]
+def passes() -> dict[int, Passes]:
+    """Return by data set the passes over DataLoaders that are under way in this process."""
+    found: dict[int, Passes] = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), _BaseDataLoaderIter):
+            found.setdefault(id(each._dataset), []).append((weakref.ref(each), each._num_yielded))
+    return found
