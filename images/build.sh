@@ -19,7 +19,11 @@ if [[ " $MADE_FOR " != *" $ARCHITECTURE "* ]]; then
     exit 78
 fi
 [[ -z "${COMPRESSION:-}" ]] || say "COMPRESSION=$COMPRESSION counts for make push alone: the engine keeps what it builds unpacked"
-docker version >/dev/null 2>&1 || { say "no Docker Engine answers: make engine"; exit 78; }
+if ! why=$(docker version 2>&1); then
+    if [[ "$why" == *'permission denied'* ]]; then why="the Docker Engine runs, but $(id -un) may not use it"; else why="no Docker Engine answers"; fi
+    say "$why: make engine"
+    exit 78
+fi
 
 foreign=() own_base="slipway-base:$SUITE"
 if [[ "$ARCHITECTURE" != "$(docker version --format '{{.Server.Arch}}')" ]]; then # QEMU has to emulate it
@@ -66,11 +70,14 @@ offer_wheels() {
 # A PyTorch that is not on the package index is fetched here, from the place that WHEELS or pip's configuration names.
 fetch_torch() {
     local from=() settings=()
-    if compgen -G "$wheels/torch-$TORCH-cp${PYTHON_VERSION/./}-*.whl" >/dev/null; then return; fi
+    local wheel="torch-$TORCH-cp${PYTHON_VERSION/./}-*.whl"
+    if compgen -G "$wheels/$wheel" >/dev/null; then return; fi
+    # It was fetched before there was an environment.
+    if [[ "$wheels" != build/wheels ]] && compgen -G "build/wheels/$wheel" >/dev/null; then from+=(--find-links build/wheels); fi
     case "${WHEELS:-}" in
         '') ;;
-        http*) from=(--extra-index-url "$WHEELS") ;;
-        *) from=(--find-links "$WHEELS") ;;
+        http*) from+=(--extra-index-url "$WHEELS") ;;
+        *) from+=(--find-links "$WHEELS") ;;
     esac
     if [[ -n "${CA:-}" ]]; then settings+=("PIP_CERT=$CA"); fi
     if [[ -n "${PIP_CONF:-}" ]]; then settings+=("PIP_CONFIG_FILE=$PIP_CONF"); fi
@@ -84,7 +91,8 @@ fetch_torch() {
     env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
         --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" >&2 || {
         say "torch $TORCH cannot be fetched, for the reason above. It is on no package index; name the index or the folder that" \
-            "has it: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu"
+            "has it, such as one with the downloaded files: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu" \
+            "or WHEELS=/path/to/folder"
         exit 78
     }
 }

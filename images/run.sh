@@ -18,8 +18,12 @@ in_checkout() {
     exec .venv/bin/slipway "$@"
 }
 
-timeout 20 docker version >/dev/null 2>&1 ||
+if ! why=$(timeout 20 docker version 2>&1); then
+    if [[ "$why" == *'permission denied'* ]]; then
+        in_checkout "the Docker Engine runs, but $(id -un) may not use it, so this trains in .venv (make engine says what to type)" "$@"
+    fi
     in_checkout "no Docker Engine answers, so this trains in .venv (make engine installs one on Debian)" "$@"
+fi
 options=()
 if [[ -n "$CAPABILITY" ]] && has_gpus; then # an image without CUDA trains on the CPU
     containers_see_gpus || in_checkout "Docker cannot use this machine's GPUs (NVIDIA's container toolkit is not installed), \

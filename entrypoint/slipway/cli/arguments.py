@@ -15,6 +15,7 @@ from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, r
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen, loopback_address
 from slipway.launch.resolve.container_checks import (
     default_runs,
+    fleeting_file,
     other_image,
     results_folder,
     unmounted,
@@ -26,6 +27,7 @@ from slipway.launch.resolve.host import Host, read_host
 from slipway.launch.resolve.job_spec import Job, divide_processes, require_all_sizes
 from slipway.launch.resolve.packages import locate_module, read_cuda, require_usable_gpus
 from slipway.launch.resolve.plan import Plan, interfaces, make_plan
+from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
 from slipway.options.paths import MissingPathError
@@ -117,6 +119,8 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
         require_possible(options, topology, stages, uneven=bool(sources.parsed("SLIPWAY_ALLOW_UNEVEN")))
     notes = [*sources.file_lines, *(f"warning: {slip}" for slip in sources.slips)]
     notes += [*topology.notes, *warnings(host, topology, results_folder(sources), workload.builtin)]
+    if options and (export := options.values().get("export")):
+        notes += filter(None, [fleeting_file(host, Path(export))])
     notes += filter(None, [other_image(host, claim.value if (claim := sources.variable("IMAGE")) else "")])
     notes += [] if workload.builtin else misplaced(program.arguments, program.typed)
     return topology._replace(notes=tuple(notes))
@@ -207,6 +211,13 @@ def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":
         import difflib  # only where somebody mistyped: it takes milliseconds
 
         ours = [option.opts[0] for option in launcher_options() if not getattr(option, "hidden", False)]
+        if error.option_name in ours:  # of a command line they are taken before
+            name = next((row.name for row in SETTINGS if row.option == error.option_name), "")
+            instead = f"set {name}" if name else "type it"
+            raise LaunchError(
+                f"WORKLOAD has {error.option_name}, which is an option of the launcher, and only takes a workload with its own. "
+                f"Leave it out there, and {instead}."
+            ) from None
         near = difflib.get_close_matches(error.option_name, [*(error.possibilities or ()), *ours], n=3)
         raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
     return options

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slipway.cli.runs import warn_if_fleeting
 from slipway.inspect.stored import cached, store_errors
 from slipway.launch.companions.copies import require_store
 from slipway.launch.resolve.host import make_folders, read_host
@@ -130,6 +131,7 @@ def prepare_data(
             click.echo(judge(folder.coverage))
     for name, part in (("training", folder.train), ("validation", folder.validation)):
         click.echo(f"{name}: {part.documents:,} documents, {part.bytes:,} bytes, {part.tokens:,} tokens")
+    warn_if_fleeting(out)
     click.echo(f"train on them: slipway gpt --dataset {shlex.quote(f'tokens:{out}')}")
 
 

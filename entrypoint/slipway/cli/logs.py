@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.runs import RUNS, complete_run, mention, named_run
+from slipway.cli.runs import RUNS, complete_run, mention, named_run, warn_if_fleeting
 from slipway.inspect.status import read_status
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.sources import read_all_values
@@ -171,9 +171,7 @@ def _last(texts: Iterator[str | None], count: int) -> Iterator[str | None]:
 
 def _bundle(run: Path, name: str) -> None:
     """Make the archive, and say where it is and what is not in it."""
-    from slipway.check.examination import look_at_host
     from slipway.inspect.bundle import NAME_ENDS, bundle_run
-    from slipway.launch.resolve.container_checks import fleeting_results
 
     if name and not name.endswith(NAME_ENDS):
         raise click.UsageError(
@@ -186,6 +184,5 @@ def _bundle(run: Path, name: str) -> None:
     for title, lines in (("notes", made.notes), ("left out", made.left_out)):
         for line in lines:
             click.echo(f"  {title:<8}  {line}")
-    if fleeting := fleeting_results(look_at_host(os.environ)[0], made.path.absolute().parent):
-        click.echo(f"slipway: {fleeting}", err=True)
+    warn_if_fleeting(made.path)
     click.echo("Secrets that were recognized by name or form were removed. Review the archive before you share it.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from slipway.cli.runs import RUNS, complete_run, mention, named_run
+from slipway.cli.runs import RUNS, complete_run, mention, named_run, warn_if_fleeting
 from slipway.inspect.report_run import RECORDS, read_run
 from slipway.launch.attempt.terminal import short_path
 from slipway.launch.resolve.catalog import WORKLOADS
@@ -91,6 +91,7 @@ def report_runs(names: tuple[str, ...], runs: str | None, out: Path | None) -> N
             f"The page cannot be written: {error}. Name another place with --out.", code_of(error)
         ) from None
     click.echo(short_path(target.absolute()))
+    warn_if_fleeting(target)
 
 
 @told_if_unreadable("Run this command as its owner.")

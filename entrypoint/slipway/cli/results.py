@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slipway.cli.data import launch_errors
-from slipway.cli.runs import RUNS, complete_run, named_folder
+from slipway.cli.runs import RUNS, complete_run, named_folder, warn_if_fleeting
 from slipway.options.numbers import Real, Whole
 from slipway.options.paths import LocalPath, RunPath
 
@@ -95,5 +95,6 @@ def export(run: str, runs: str | None, folder: Path, step: int | None, repo: str
 
         new = export_run(path, folder, step, name=repo or "")
         click.echo(f"exported {path} to {folder}" if new else f"{folder} already contains this model")
+        warn_if_fleeting(folder)
         if repo:
             click.echo(f"pushed to {push_folder(folder, repo, public, f'The model of {folder.absolute().name}')}")

@@ -73,6 +73,14 @@ def mention(lines: Iterable[str]) -> None:
         click.echo(f"slipway: {printable(line)}", err=True)
 
 
+def warn_if_fleeting(path: Path) -> None:
+    """Say if what was written to a path is lost with this container."""
+    from slipway.check.examination import look_at_host
+    from slipway.launch.resolve.container_checks import fleeting_file
+
+    mention(filter(None, [fleeting_file(look_at_host(os.environ)[0], path)]))
+
+
 @told_if_unreadable("Run this command as its owner.")
 def named_folder(run: str, runs: str | None) -> Path:
     """The same, for what needs a run's snapshots: also a folder that the launcher did not make. Raises LaunchError."""

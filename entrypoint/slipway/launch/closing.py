@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
+from slipway.launch.resolve.catalog import words_of
 from slipway.launch.resolve.container_checks import fleeting_results, results_folder
 from slipway.launch.resolve.host import CHECKPOINTS, Host, is_read_only, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
@@ -41,7 +42,7 @@ from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
 from slipway.protocol.printable import printable
-from slipway.protocol.redact import secret_values
+from slipway.protocol.redact import redact_words, secret_values
 
 # Which run and which nodes, and what the command says in its own way; every name of it is one of SETTINGS.
 NOT_REPEATED = {
@@ -141,10 +142,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     # Lines of a log are searched and copied, so they are not folded there.
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
     if stopped and not job.plan.workload.builtin and step is not None and not fleeting:
-        unless = "unless this job requeues itself, " if here.form.requeues else ""
-        say(
-            f"to resume, {unless}type the same command with --run-dir {shlex.quote(short_path(run.path))} --resume auto"
-        )
+        show_resume(job, run, here, columns)
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     for command in commands:
         filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))
@@ -157,6 +155,22 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
         say(f"  Replace {here.placeholder} with your image's name, or {otherwise}.")
+
+
+def show_resume(job: Job, run: Run, here: Invocation, columns: int) -> None:
+    """Say how a user's program goes on: the launcher's options stand before it, or it gets them."""
+    options, program = f"--run-dir {shlex.quote(short_path(run.path))} --resume auto", words_of(job.plan.workload)
+    if job.plan.topology.nodes == 1 and not job.plan.topology.process and here.form.alone:
+        command = name_store(
+            f"slipway run {options} {shlex.join((*program, *redact_words(job.plan.arguments)))}", store_of(job)
+        )
+        write_own(fold_command("slipway:   next: ", printable(as_typed(command, here, trains=True)), columns))
+        return
+    unless = "unless this job requeues itself, " if here.form.requeues else ""
+    say(
+        f"to resume, {unless}type the same command on each node, with these options before the program: "
+        f"slipway run {options} {shlex.join(program)} …"
+    )
 
 
 def store_of(job: Job) -> str:

@@ -49,6 +49,16 @@ def test_the_whole_line_is_given(slipway: Slipway, words: str, line: str) -> Non
     assert answer.err.partition("Type: ")[2].rstrip() == line
 
 
+@pytest.mark.parametrize(("option", "setting"), [("--resume none", "SLIPWAY_RESUME"), ("--nproc-per-node 1", "NPROC_PER_NODE")])
+def test_an_option_of_the_launcher_in_workload_is_answered_with_its_setting(
+    slipway: Slipway, option: str, setting: str
+) -> None:
+    answer = slipway("plan", WORKLOAD=f"linear {option}")
+    assert answer.code == 78
+    assert f"WORKLOAD has {option.split()[0]}, which is an option of the launcher" in answer.err
+    assert f"set {setting}." in answer.err
+
+
 def test_an_option_in_a_setting_has_no_line_and_is_told_all_the_same(slipway: Slipway) -> None:
     answer = slipway("plan", WORKLOAD="gpt --learning-rate 1")
     assert answer.err.rstrip().endswith("No such option '--learning-rate': it is --lr here.")

@@ -179,6 +179,14 @@ def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
     raise unknown_name(first)
 
 
+def words_of(workload: Workload) -> tuple[str, ...]:
+    """The words with which a user's program was typed, such as `-m package.module`, without its arguments."""
+    *before, last = workload.command
+    if before[-1] == "-m":
+        return ("-m", last)
+    return (last,) if sys.executable in before else ("--no-python", last)
+
+
 def require_module(name: str, folders: Iterable[str]) -> None:
     """Raise LaunchError (78) if Python will not find a module that is to be run by `-m`. Nothing of it is imported.
 

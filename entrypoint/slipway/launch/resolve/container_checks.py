@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipway.launch.resolve.advice import advise
+from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.host import (
     CHECKPOINTS,
     EMPTY_DIR,
@@ -57,6 +58,15 @@ def fleeting_results(host: Host, folder: Path) -> str:
     if host.mounts[point] == EMPTY_DIR:
         what = "an emptyDir; results are lost when the pod is removed"
     return f"warning: {folder} is {what}. To keep them, {advise('results', host.runtime, str(target))}."
+
+
+def fleeting_file(host: Host, path: Path) -> str:
+    """The same of a file or folder that a user named, and that is in a folder of the image."""
+    folder = path.absolute().parent
+    if not fleeting_results(host, folder):
+        return ""
+    add = advise("files", host.runtime, str(folder))
+    return f"warning: {path} is in this container alone, and is lost with it. To keep it, {add}."
 
 
 def require_writable(host: Host, folder: Path) -> None:
@@ -127,6 +137,12 @@ def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Ite
         return  # its neighbour says it
     if fleeting := fleeting_results(host, folder):
         yield fleeting
+    address = topology.master_addr
+    if topology.nodes > 1 and topology.rank == 0 and runtime_of(host.runtime).is_engine and is_loopback(address):
+        yield (
+            f"note: MASTER_ADDR={address} is this container, so only launchers in it can reach node 0, and with --network host "
+            "those of this machine. For others give all nodes the name or address of node 0's container or machine"
+        )
     if host.shm is not None and host.shm < SMALL_SHM and (topology.processes_per_node > 1 or not builtin):
         yield (
             f"warning: /dev/shm holds {host.shm >> 20} MB, too little for data-loader workers and for NCCL between the GPUs "

@@ -97,7 +97,8 @@ class CommandForm(NamedTuple):
     """How a command is typed for one runtime: `mounts`: with the folder of results; `names_image`: with the image's name.
 
     `placeholder` stands for an image's name that nobody said, if not the usual name. `folders`: what may be mounted, each with
-    the variable of the batch file that names it. `requeues`: a job that was stopped may start again by itself.
+    the variable of the batch file that names it. `requeues`: a job that was stopped may start again by itself. `alone`: one
+    command starts a job on one node again, whatever it trains.
     """
 
     typed: Callable[[str, bool, Invocation], str]
@@ -106,6 +107,7 @@ class CommandForm(NamedTuple):
     placeholder: str = ""
     folders: Mapping[str, str] = MappingProxyType({})
     requeues: bool = False
+    alone: bool = False
 
 
 def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
@@ -146,15 +148,21 @@ def name_store(text: str, store: str) -> str:
     return text.replace("--resume auto", f"--resume auto --store {shlex.quote(store)}") if store else text
 
 
-def as_typed(command: str, here: Invocation) -> str:
-    """A command, which begins with `slipway`, as one types it where the run was started."""
+def as_typed(command: str, here: Invocation, *, trains: bool = False) -> str:
+    """A command, which begins with `slipway`, as one types it where the run was started. `trains`: it is one of a user's program,
+    which needs what the run had, too.
+    """
     words = command.removeprefix("slipway ")
     first = words.split()[0]
-    if first not in WORKLOADS and first not in NEEDS_GPUS:
+    trains = trains or first in WORKLOADS
+    if not trains and first not in NEEDS_GPUS:
         here = replace(here, gpus=0)
     if here.processes and "--resume auto" in words:  # with another number of processes the numbers differ
-        words += f" --nproc-per-node {here.processes}"
-    return here.form.typed(words, first in WORKLOADS, here)
+        count = f"--nproc-per-node {here.processes}"
+        words = (
+            f"{words} {count}" if first in WORKLOADS else words.replace("--resume auto", f"--resume auto {count}", 1)
+        )
+    return here.form.typed(words, trains, here)
 
 
 def without_run(advice: str) -> str:
@@ -254,9 +262,9 @@ def _in_kubernetes(words: str, trains: bool, here: Invocation) -> str:
 BATCH_FOLDERS = MappingProxyType({"/checkpoints": "RUNS", WORKSPACE: "SLURM_SUBMIT_DIR", "/data": "DATA"})
 FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
-        HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}"),
-        DOCKER.name: CommandForm(_in_docker, mounts=True, folders={"/data": ""}),
-        COMPOSE.name: CommandForm(_in_compose, names_image=False),
+        HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}", alone=True),
+        DOCKER.name: CommandForm(_in_docker, mounts=True, folders={"/data": ""}, alone=True),
+        COMPOSE.name: CommandForm(_in_compose, names_image=False, alone=True),
         SLURM.name: CommandForm(_in_slurm, mounts=True, placeholder=SQUASHED, folders=BATCH_FOLDERS, requeues=True),
         KUBERNETES.name: CommandForm(_in_kubernetes),
     }

@@ -13,6 +13,7 @@ from slipway.cli import arguments
 from slipway.launch.resolve import container_checks, host
 from slipway.launch.resolve.container_checks import (
     default_runs,
+    fleeting_file,
     fleeting_results,
     other_image,
     require_writable,
@@ -347,6 +348,24 @@ def test_a_working_directory_that_a_script_cannot_write_to_is_warned_of_with_the
     assert line.startswith(f"warning: the working directory {tmp_path} cannot be written by user {os.getuid()}")
     assert says.format(tmp_path) in line
     assert said(host, builtin=True) == [], "ours write to the run directory"
+
+
+@pytest.mark.parametrize(("runtime", "rank", "named"), [("docker", "0", True), ("docker", "1", False), ("host", "0", False)])
+def test_that_node_0_listens_for_its_container_alone_is_said(runtime: str, rank: str, named: bool) -> None:
+    environ = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "localhost"}
+    lines = said(in_image(runtime, VOLUME), **environ)
+    assert any("MASTER_ADDR=localhost is this container" in line for line in lines) == named
+
+
+def test_what_is_written_to_a_folder_of_the_image_is_said_to_be_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = fleeting_file(in_image(mounts={ROOT: "overlay"}), Path("my-model"))
+    assert line.startswith("warning: my-model is in this container alone, and is lost with it. To keep it, add -v ")
+    assert f'"$PWD:{tmp_path}"' in line
+    assert not fleeting_file(in_image(mounts={ROOT: "overlay", tmp_path: "ext4"}), Path("my-model"))
+    assert not fleeting_file(in_image("host", image=None), Path("my-model"))
 
 
 CACHED = {"TRITON_CACHE_DIR": "/data/slipway-7/triton"}

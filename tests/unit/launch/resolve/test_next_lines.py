@@ -13,8 +13,8 @@ import pytest
 from stand_ins import make_devices, make_host, make_sources, plan_for
 
 from slipway.launch import closing
-from slipway.launch.closing import find_here, in_place
-from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.closing import find_here, in_place, typed_program
+from slipway.launch.resolve.catalog import WORKLOADS, find_workload, words_of
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     IMAGE_USER,
@@ -345,14 +345,40 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_command_to_try_next() -> 
 
 
 @pytest.mark.parametrize(("step", "stopped"), [(41, True), (None, True), (41, False)])
-def test_a_script_that_was_stopped_with_a_snapshot_is_resumed_by_the_same_command(
+def test_a_script_that_was_stopped_with_a_snapshot_is_resumed_by_the_command_that_is_shown(
     tmp_path: Path, step: int | None, stopped: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    job = Job(plan_for(("-m", "own")), make_sources({}), make_devices(), {}, None, make_host())
+    plan = plan_for(("-m", "own", "--lr", "1", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123"))
+    job = Job(plan, make_sources({}), make_devices(), {}, None, make_host())
     run = SimpleNamespace(path=tmp_path / "my run", newest_step=step)
     closing.show_next(job, run, fleeting=False, stopped=stopped)  # type: ignore[arg-type]
-    resumes = f"slipway: to resume, type the same command with --run-dir '{tmp_path / 'my run'}' --resume auto\n"
-    assert capfd.readouterr().err == (resumes if step and stopped else "")
+    shown = capfd.readouterr().err.replace(typed_program(), "slipway")
+    words = f"run --run-dir '{tmp_path / 'my run'}' --resume auto -m own --lr 1 --token '***'"
+    assert shown == (f"slipway:   next: slipway {words}\n" if step and stopped else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (("train.py", "--lr", "1"), ("train.py",)),
+        (("-m", "package.train", "x"), ("-m", "package.train")),
+        (("--no-python", "true", "x"), ("--no-python", "true")),
+    ],
+)
+def test_the_words_of_a_program_are_those_that_were_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], typed: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert words_of(find_workload(words)[0]) == typed
+
+
+def test_in_a_container_a_script_is_resumed_with_all_that_it_had() -> None:
+    here = Invocation("docker", image="mine", others=(("/home/me", "/workspace"),), processes="2")
+    assert as_typed("slipway run --run-dir R --resume auto own.py", here, trains=True) == (
+        'docker run --rm --shm-size 1g --stop-timeout 120 -e IMAGE=mine -v "$PWD/runs:/checkpoints" -v "/home/me:/workspace" mine '
+        "run --run-dir R --resume auto --nproc-per-node 2 own.py"
+    )
 
 
 @pytest.mark.parametrize(
