@@ -142,7 +142,8 @@ class FolderStore:
         with as_store_errors():
             if not self._root.is_dir():
                 raise StoreRefusedError(
-                    f"there is no folder {self._root}; create it where the disk is mounted: mkdir {self._root}"
+                    f"there is no folder {self._root}; create it where the disk is mounted (mkdir {self._root}), and mount it "
+                    "into a container"
                 )
 
     @contextmanager

@@ -427,7 +427,8 @@ class Client:
     def _finish(self, ending: Ending, link: Link) -> None:
         """The launcher ends, or joins again after the pause."""
         self.lost_leader = self.leader in ending.leaving
-        self._ending.set_result(ending)
+        if not self._ending.done():  # a leader that says it twice
+            self._ending.set_result(ending)
 
     def _add_successor(self, successor: wire.Successor, link: Link) -> None:
         """The launcher notes whom it asks to lead if the leader is lost."""

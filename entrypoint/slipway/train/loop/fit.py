@@ -336,6 +336,7 @@ def note_outcome(training: Training, outcome: str) -> None:
     context = training.context
     context.wait_for_all()
     if outcome == Word.FINISHED:
-        context.conclude(outcome, f"{training.step} steps  {headline(training.evaluation)}")
+        steps = "1 step" if training.step == 1 else f"{training.step} steps"
+        context.conclude(outcome, f"{steps}  {headline(training.evaluation)}")
     else:
         context.conclude(outcome, f"{outcome} at step {training.step} of {training.total}, snapshot saved")

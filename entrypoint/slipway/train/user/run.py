@@ -425,7 +425,7 @@ class ResumableRun:
         with self._told():
             self._wait_for_ends()
             if not self.keeps:
-                self._end(Word.FINISHED, f"{self.step} steps")
+                self._end(Word.FINISHED, "1 step" if self.step == 1 else f"{self.step} steps")
                 return
             if self._gradients.stepped:
                 self._note_moved()
@@ -436,7 +436,7 @@ class ResumableRun:
             self._snapshots.saved = None  # what followed the last boundary may have changed anything
             self._context.beat(Phase.SAVE)
             self._snapshots.save(self._contents, live=True)
-            self._end(Word.FINISHED, f"{self.step} steps")
+            self._end(Word.FINISHED, "1 step" if self.step == 1 else f"{self.step} steps")
 
     # The loops
 
