@@ -49,7 +49,9 @@ def test_the_whole_line_is_given(slipway: Slipway, words: str, line: str) -> Non
     assert answer.err.partition("Type: ")[2].rstrip() == line
 
 
-@pytest.mark.parametrize(("option", "setting"), [("--resume none", "SLIPWAY_RESUME"), ("--nproc-per-node 1", "NPROC_PER_NODE")])
+@pytest.mark.parametrize(
+    ("option", "setting"), [("--resume none", "SLIPWAY_RESUME"), ("--nproc-per-node 1", "NPROC_PER_NODE")]
+)
 def test_an_option_of_the_launcher_in_workload_is_answered_with_its_setting(
     slipway: Slipway, option: str, setting: str
 ) -> None:

@@ -350,7 +350,9 @@ def test_a_working_directory_that_a_script_cannot_write_to_is_warned_of_with_the
     assert said(host, builtin=True) == [], "ours write to the run directory"
 
 
-@pytest.mark.parametrize(("runtime", "rank", "named"), [("docker", "0", True), ("docker", "1", False), ("host", "0", False)])
+@pytest.mark.parametrize(
+    ("runtime", "rank", "named"), [("docker", "0", True), ("docker", "1", False), ("host", "0", False)]
+)
 def test_that_node_0_listens_for_its_container_alone_is_said(runtime: str, rank: str, named: bool) -> None:
     environ = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "localhost"}
     lines = said(in_image(runtime, VOLUME), **environ)
