@@ -91,15 +91,20 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
 
 
 @pytest.mark.pull
-def test_loaders_that_share_a_generator_draw_on_after_a_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["shared", "own", "made in each epoch"])
+def test_generators_of_two_loaders_draw_on_after_a_resume(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def start(folder: str) -> None:
         monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
-        generator, model = torch.Generator().manual_seed(3), torch.nn.Linear(1, 1)
+        model, made = torch.nn.Linear(1, 1), torch.Generator()
+        generators = [made.manual_seed(3), made if kind == "shared" else torch.Generator().manual_seed(4)]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loaders = [DataLoader([*range(size)], shuffle=True, generator=generator) for size in (4, 3)]  # type: ignore[arg-type]
         run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
-        for _ in run.epochs(3):
-            for loader in loaders:
+        for epoch in run.epochs(3):
+            for part, size in enumerate((4, 3)):
+                generator = torch.Generator().manual_seed(9 * epoch + part) if "made" in kind else generators[part]
+                loader = DataLoader([*range(size)], shuffle=True, generator=generator)  # type: ignore[arg-type]
                 for number in run.batches(loader):
                     model(torch.ones(1, 1)).backward()
                     optimizer.step()
@@ -108,7 +113,7 @@ def test_loaders_that_share_a_generator_draw_on_after_a_resume(monkeypatch: pyte
 
     seen: dict[str, dict[int, float]] = {"whole": {}, "run": {}}
     start("whole")
-    for boundary in (3, 3, 4, 2):  # within the first loader's data and within the second's
+    for boundary in (3, 3, 4, 2, 5):  # within the first loader's data and within the second's
         with break_at(boundary):
             start("run")
     start("run")

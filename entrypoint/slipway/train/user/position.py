@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.snapshots.state import set_random_states
+from slipway.train.user.found import GENERATORS, places_of_variables
 from slipway.train.user.generators import (
     Draws,
     Generator,
@@ -67,6 +68,7 @@ class Position:
         self._generators: dict[int, list[Generator]] = {}  # of the loaders, by call
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
         self._resumed: list[Generator] = []  # those that have them again; several loaders may share one
+        self._made: list[Generator] = []  # that the script had made before its loop; each epoch may make others
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
@@ -88,6 +90,8 @@ class Position:
     def begin_epoch(self) -> None:
         """Begin an epoch, or resume in its midst: what comes before `batches` draws the same again; that restores the rest."""
         self._calls, self.in_epochs = 0, True
+        if self._stored:
+            self._made = [each.value for each in places_of_variables().values() if isinstance(each.value, GENERATORS)]
         if self._starts:
             self._restore_start(0)
         else:
@@ -163,7 +167,7 @@ class Position:
         self.used = True
         call, self._calls = self._calls, self._calls + 1
         if call < self.reading.call or (call == self.reading.call and self.reading.over):
-            self._resume_generators(call, generators_of(loader))
+            self._resume_generators(call, generators_of(loader), begun=True)
             self._restore_start(call + 1)
             return
         if call > self.reading.call:
@@ -193,7 +197,7 @@ class Position:
         require_same_batches(reading, source, self.epoch)
         again = reading.call in {*self._generators, *self._stored}
         generators = generators_of(loader)
-        self._resume_generators(reading.call, generators)
+        self._resume_generators(reading.call, generators, begun=reading.begun or not self.in_epochs)
         if reading.begun or not self.in_epochs:
             self.restore_random()
         now = Draws(all_random_states(device), [*map(state_of_generator, generators)])
@@ -218,11 +222,14 @@ class Position:
         self._source = source
         return iterator
 
-    def _resume_generators(self, call: int, generators: Sequence[Generator]) -> None:
-        """Have the generators of a call as they were in the snapshot. One that did so with another call has been drawn from."""
+    def _resume_generators(self, call: int, generators: Sequence[Generator], *, begun: bool) -> None:
+        """Have the generators of a call as they were in the snapshot, in which it had `begun`, or another epoch's call before it.
+
+        One that did so with another call has been drawn from, and one that this epoch has made is as it should be.
+        """
         self._generators[call] = [*generators]
         for generator, state in zip(generators, self._stored.pop(call, ()), strict=False):
-            if not any(generator is each for each in self._resumed):
+            if not is_in(self._resumed, generator) and (begun or is_in(self._made, generator)):
                 self._resumed.append(generator)
                 set_generator(generator, state)
 
@@ -293,6 +300,11 @@ class Position:
             self._context.say(
                 f"note: {rest} samples are used twice in this epoch, since {now} processes cannot divide them"
             )
+
+
+def is_in(generators: Sequence[Generator], generator: Generator) -> bool:
+    """Whether a generator, and not one that is equal, is among others."""
+    return any(generator is each for each in generators)
 
 
 def require_same_batches(reading: DataPlace, source: BatchSource, epoch: int) -> None:
