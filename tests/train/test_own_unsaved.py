@@ -759,3 +759,30 @@ def test_weights_that_are_saved_or_ignored_are_not_named(capsys: pytest.CaptureF
         average.update(model)
     assert weights
     assert "warning" not in capsys.readouterr().err
+
+
+def test_an_optimizer_that_takes_the_place_of_the_one_that_was_passed_is_named_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = net()
+    first = Adam(model.parameters())
+    run = slipway.resume(model=model, optimizer=first)
+    for step in range(40):
+        if step == 12:
+            second = SGD(model.parameters(), lr=0.1)
+        teach(model, first if step < 12 else second)
+        run.boundary()
+    said = capsys.readouterr().err
+    assert said.count("SGD steps now, and the Adam that was passed to slipway.resume no more: nothing is saved") == 1
+
+
+def test_an_inner_optimizer_that_steps_between_two_steps_of_the_one_that_was_passed_takes_no_ones_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = net()
+    outer, inner = Adam(model.parameters()), SGD(model.parameters(), lr=0.1)
+    run = slipway.resume(model=model, optimizer=outer, ignore=(inner,))
+    for step in range(60):
+        teach(model, outer if step % 8 == 0 else inner)
+        run.boundary()
+    assert "steps now" not in capsys.readouterr().err

@@ -199,11 +199,9 @@ def test_a_bundle_that_goes_with_the_container_is_warned_of(
     monkeypatch.setattr("slipway.launch.resolve.host.read_mounts", lambda: {Path("/"): "overlay"})
     inside = slipway("logs", "runs/gpt-1", "--bundle", "x.tar.gz", SLIPWAY_IMAGE="0.1")
     assert inside.code == 0
-    assert (
-        f"slipway: warning: {tmp_path} is not a mounted volume; results are lost when the container is removed."
-        in inside.err
-    )
-    assert "is not a mounted volume" not in slipway("logs", "--bundle", "y.tar.gz").err
+    assert "slipway: warning: x.tar.gz is in this container alone, and is lost with it." in inside.err
+    assert f'add -v "$PWD:{tmp_path}" to docker run' in inside.err
+    assert "is lost with it" not in slipway("logs", "--bundle", "y.tar.gz").err
 
 
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:

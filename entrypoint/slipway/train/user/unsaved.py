@@ -78,7 +78,12 @@ class Unsaved:
         self._step_numbers = StepNumbers(objects, self._ignored)
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
         self._told_draws = False
-        self._alone, self._boundaries, self._dtype = 0, 0, dtype_of(objects)
+        self._passed = WeakSet(objects.of_kind(torch.optim.Optimizer))
+        self._lately: WeakSet[torch.optim.Optimizer] = WeakSet()  # others, since one that was passed stepped
+        self._alone = self._longest = self._boundaries = (
+            0  # of boundaries: at which these stepped alone, now and at most; all
+        )
+        self._dtype, self._told_swap = dtype_of(objects), False
         self._late: list[Weights | Seeding] = []
         self._handle = register_optimizer_step_post_hook(self._note_step)
         self._seeded = set[int]()  # generators of `random` that were seeded since the last look
@@ -98,6 +103,11 @@ class Unsaved:
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
         self._seen.add(optimizer)
+        if optimizer in self._passed:
+            self._longest, self._alone = max(self._longest, self._alone), 0
+            self._lately.clear()
+        else:
+            self._lately.add(optimizer)
 
     def _noting_seed(self) -> Callable[..., None]:
         usual, seeded = self._seed, self._seeded
@@ -253,22 +263,32 @@ class Unsaved:
         return f"{word}_2" if word in self._objects.named else word
 
     def require_own_steps(self) -> None:
-        """At a boundary where no optimizer had stepped that was passed. Raises ConfigurationError where only others ever do."""
-        passed = self._objects.of_kind(torch.optim.Optimizer)
-        others = [each for each in self._seen if each not in passed]
+        """At a boundary where no optimizer had stepped that was passed. Names others that have taken their place; raises
+        ConfigurationError where only others ever step.
+        """
+        passed, others = self._objects.of_kind(torch.optim.Optimizer), [*self._lately]
         self._alone += bool(others)
-        if others and len(others) == len(self._seen) and self._alone >= ALONE:
-            if within := attribute_of(passed[0], others[0]):
-                named = (each.name for each in found_objects() if each.name and each.ref() is others[0])
-                raise ConfigurationError(
-                    f"{type(passed[0]).__name__} was passed to slipway.resume, and only the {type(others[0]).__name__} in it "
-                    f"steps, so no step was counted, and nothing can be saved. Pass that one: "
-                    f"optimizer={next(named, f'….{within}')}."
+        if not others or self._alone < max(ALONE, 3 * self._longest):
+            return
+        if any(each in self._seen for each in passed):
+            if not self._told_swap:
+                self._told_swap = True
+                self._warn(
+                    f"{type(others[0]).__name__} steps now, and the {type(passed[0]).__name__} that was passed to slipway.resume "
+                    "no more: nothing is saved from here on. Make both before slipway.resume, and pass both."
                 )
+            return
+        if within := attribute_of(passed[0], others[0]):
+            named = (each.name for each in found_objects() if each.name and each.ref() is others[0])
             raise ConfigurationError(
-                f"{type(others[0]).__name__} trains, not the {type(passed[0]).__name__} that was passed to slipway.resume, so "
-                "no step was counted, and nothing can be saved. Create the model and the optimizer once, before slipway.resume."
+                f"{type(passed[0]).__name__} was passed to slipway.resume, and only the {type(others[0]).__name__} in it "
+                f"steps, so no step was counted, and nothing can be saved. Pass that one: "
+                f"optimizer={next(named, f'….{within}')}."
             )
+        raise ConfigurationError(
+            f"{type(others[0]).__name__} trains, not the {type(passed[0]).__name__} that was passed to slipway.resume, so "
+            "no step was counted, and nothing can be saved. Create the model and the optimizer once, before slipway.resume."
+        )
 
     def require_in_place(self) -> None:
         """Raise ConfigurationError where the models are on another device, or of another type, than when the run began."""

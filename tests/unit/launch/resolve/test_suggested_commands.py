@@ -109,9 +109,10 @@ def require_command(words: list[str], places: list[str], setting: Setting) -> No
     if name in WORKLOADS and "--help" not in rest:
         check_arguments(name, take_options(rest, launcher_options())[1])
     elif "--help" not in words:
-        command = commands.get_command(click.Context(commands), name)
+        context = click.Context(commands, **commands.context_settings)  # a command keeps the names of its first --help
+        command = commands.get_command(context, name)
         assert command, name
-        command.make_context(name, list(rest))
+        command.make_context(name, list(rest), parent=context)
     for word in rest:
         if word.startswith("/") and setting.runtime != "host":
             assert any(Path(word).is_relative_to(place) for place in places), f"{word} is not in {places}: {words}"
