@@ -30,7 +30,7 @@ TESTS = {
     "ending": ("ending",),
     "membership": ("membership", "compare"),
     "rules": ("rules", "hang_report"),
-    "leadership": ("successors",),
+    "leadership": ("successors", "rules"),
     "printable": ("printable",),
     "tracebacks": ("tracebacks",),
 }

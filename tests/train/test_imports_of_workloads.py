@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-MODULES = (*(f"workloads.{name}" for name in ("allreduce", "finetune", "gpt", "linear", "vision")), "own.run")
+MODULES = (*(f"workloads.{name}" for name in ("allreduce", "finetune", "gpt", "linear", "vision")), "user.run")
 HEAVY = (
     "sympy", "torch.distributed.tensor",  # which imports the former
     "torch.distributed.pipelining", "torch.distributed.fsdp", "tensorboard", "pyarrow", "huggingface_hub", "pygal",

@@ -502,7 +502,7 @@ def test_leaving_the_loop_finishes_the_run_and_an_exception_does_not(
     else:
         leave(run, step, how)
     finished = how != "exception"
-    assert ("slipway: 1 steps" in capsys.readouterr().out) is finished
+    assert ("slipway: 1 step" in capsys.readouterr().out) is finished
     assert not list(Path(os.environ["SLIPWAY_RUN_DIR"], "snapshots").glob(".*")), "nothing is left behind"
     assert (Path(os.environ["SLIPWAY_RUN_DIR"]) / "snapshots" / "step-00000001").exists() is finished
     leave_process(run)
