@@ -239,7 +239,7 @@ def find_lost(reference: Events, repeated: Events, first: EventDifference) -> li
 
 
 def find_values(reference: Events, repeated: Events, first: EventDifference) -> list[str]:
-    """Return the plain values of the script that an attempt with a difference began anew, with the lines that set them.
+    """Return the plain values of the script that began again in an attempt with a difference, with the lines that set them.
 
     What is as it should be at the next boundary was set in the meantime. What differs between two first starts is no such value.
     """

@@ -39,7 +39,7 @@ class Stage(StrEnum):
 
 @dataclass
 class State:
-    """What belongs to one attempt, and to the waiting before it; made anew for each.
+    """What belongs to one attempt, and to the waiting before it. Each attempt has a new one.
 
     `membership` is None between two attempts, `deadline` of the rendezvous, by the loop's clock; `odd_since` is when the first
     launcher came that does not fit; `stopping` has who was asked to stop since the rendezvous began. Once those

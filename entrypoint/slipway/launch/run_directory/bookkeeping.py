@@ -72,7 +72,7 @@ class Milestones:
         return max(0.0, self._moved - self.started) if self.started is not None else 0.0
 
     def seen(self, now: float, *, builtin: bool) -> Seen:
-        """What the ledger needs of it by now; `own`: it is a workload of ours, whose ranks report what they do."""
+        """What the ledger needs of it by now; `builtin`: it is a workload of ours, whose ranks report what they do."""
         seen = Seen(self.begun, now, builtin, self.started, self.noticed)
         if not (builtin and self._beat):
             return seen

@@ -32,7 +32,7 @@ class Run(RunDirectory):
 
     `attempt` is the one that begins. `shared`: whether all nodes see the same directory. `of_this_job`: whether it made this
     directory before it was requeued. `origin`: the path of another run or of its snapshot from which this run began; empty
-    where there is none.
+    if there is none.
     """
 
     path: Path

@@ -1,6 +1,7 @@
 """What a script keeps in plain values: numbers, tensors and containers in its variables, objects, modules and closures.
 
-`slipway prove` compares them to say which a restart begins anew. Most of them explain nothing, so no training is told of them.
+`slipway prove` compares them to say which of them a restart begins again. Most of them explain
+nothing, so a training names none.
 """
 
 from __future__ import annotations
