@@ -3,8 +3,6 @@
 import re
 from typing import NamedTuple
 
-from slipway.protocol.mistake import nearest
-
 SUPPORTED = "s3://BUCKET[/PATH], gs://BUCKET[/PATH], az://CONTAINER[/PATH] or file:///FOLDER"
 ADDRESS = r"(?s)([A-Za-z][\w+.-]*)://(.*)"
 # Names of buckets, as each cloud has them. Dots are allowed in those of S3 and Google.
@@ -53,7 +51,8 @@ def parse_store(text: str) -> StoreAddress | None:
         return None
     found = re.fullmatch(ADDRESS, text)
     if found is None or found[1].lower() not in (*BUCKETS, "file"):
-        raise ValueError(f"{SUPPORTED} is needed; others are not supported.{_meant(text)}")
+        meant = f"; perhaps file://{text} is meant" if text.startswith("/") else ""
+        raise ValueError(f"{SUPPORTED} is needed; others are not supported{meant}")
     scheme = found[1].lower()
     if scheme == "file":
         if not found[2].startswith("/") or not found[2].strip("/"):
@@ -71,15 +70,6 @@ def parse_store(text: str) -> StoreAddress | None:
             f"{SUPPORTED} is needed"
         )
     return StoreAddress(scheme, bucket, _checked(path.strip("/")))
-
-
-def _meant(text: str) -> str:
-    """The address that somebody may have meant; empty if none is near."""
-    typed, _, rest = text.partition(":")
-    if text.startswith("/"):
-        return f" Did you mean file://{text}?"
-    near = nearest(typed, (*BUCKETS, "file"))
-    return f" Did you mean {near}://{rest.lstrip('/')}?" if near and not {*rest} & {*"@?#"} else ""
 
 
 def _checked(path: str) -> str:
