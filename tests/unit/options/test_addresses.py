@@ -173,3 +173,10 @@ def test_every_setting_for_a_path_refuses_addresses() -> None:
     paths = [setting for setting in SETTINGS if {"DIR", "PATH"} & {*setting.metavar.split("|")}]
     assert {setting.name for setting in paths} == {"SLIPWAY_RUNS", "SLIPWAY_RUN_DIR", "SLIPWAY_RESUME"}
     assert {setting.parse for setting in paths} == {parse_path}
+
+
+def test_a_path_as_a_store_is_answered_with_the_address_that_is_meant(slipway: Slipway) -> None:
+    answer = slipway("plan", "linear", "--store", "/tmp/backup")
+    assert answer.code == 78
+    assert answer.err.rstrip().endswith("others are not supported; perhaps file:///tmp/backup is meant.")
+    assert slipway("plan", "linear", "--store", "s4://b/x").err.rstrip().endswith("others are not supported.")
