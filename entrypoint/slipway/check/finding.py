@@ -1,18 +1,18 @@
-"""What a probe found: one row of the table that `slipway check` prints."""
+"""What a probe found: one row of the table that `slipway check` or `slipway selftest` prints."""
 
 import dataclasses
 import shutil
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
 
-from slipway.launch.rendezvous.messages import ERROR, OK, SKIPPED, WARNING, Finding
-from slipway.protocol.errors import CONFIGURATION, FINISHED, UNHEALTHY
+from slipway.launch.rendezvous.messages import BROKEN, ERROR, OK, SKIPPED, WARNING, Finding
+from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
 
 T = TypeVar("T")
 
@@ -46,8 +46,13 @@ def misconfigured(what: str, found: str, advice: str = "") -> Finding:
     return Finding(what, ERROR, found, advice, CONFIGURATION)
 
 
+def broken(what: str, found: str, code: int | None = FAILED, advice: str = "") -> Finding:
+    """A trial of a selftest that failed; only an exit code that names the node or a setting is passed on."""
+    return Finding(what, BROKEN, found, advice, code if code in (UNHEALTHY, CONFIGURATION) else FAILED)
+
+
 def skipped(what: str, reason: str) -> Finding:
-    """A probe that cannot run here."""
+    """What cannot be tried here."""
     return Finding(what, SKIPPED, reason)
 
 
@@ -102,7 +107,7 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(finding) for finding in findings]
 
 
-COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", SKIPPED: "bright_black"})
+COLOURS = MappingProxyType({OK: "green", WARNING: "yellow", ERROR: "red", BROKEN: "red", SKIPPED: "bright_black"})
 WIDTH = 110  # columns of the table at most
 NARROWEST = 60  # and at least
 LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to the right
@@ -110,25 +115,16 @@ LONGEST_WHAT = 24  # columns of the first text; a longer one pushes its row to t
 
 def findings_lines(findings: Sequence[Finding], colour: bool = False, width: int = WIDTH) -> list[str]:
     """A table of level, what and found, with the advice below each row; `colour` for a terminal."""
-    return table_lines([(row.level, row.what, row.found, row.advice) for row in findings], COLOURS, colour, width)
+    column = min(LONGEST_WHAT, max((len(row.what) for row in findings), default=0))
+    return [line for row in findings for line in _row(row, column, colour, width)]
 
 
-def table_lines(
-    rows: Sequence[tuple[str, str, str, str]], colours: Mapping[str, str], colour: bool, width: int
-) -> list[str]:
-    """The same for rows of level, what, found and advice; `colours` by level."""
-    column = min(LONGEST_WHAT, max((len(what) for _, what, _, _ in rows), default=0))
-    return [line for row in rows for line in _row(*row, column, colours if colour else {}, width)]
-
-
-def _row(
-    level: str, what: str, found: str, advice: str, column: int, colours: Mapping[str, str], width: int
-) -> Iterator[str]:
-    shown = click.style(f"{level:<7}", fg=colours[level]) if colours else f"{level:<7}"
+def _row(row: Finding, column: int, colour: bool, width: int) -> Iterator[str]:
+    level = f"{row.level:<7}"
     indent = " " * (column + 13)
-    head = f"  {shown}  {what:<{column}}  "
-    advised = f"→ {advice}" if advice else ""
-    for line in [*found.splitlines(), *advised.splitlines()] or [""]:
+    head = f"  {click.style(level, fg=COLOURS[row.level]) if colour else level}  {row.what:<{column}}  "
+    advised = f"→ {row.advice}" if row.advice else ""
+    for line in [*row.found.splitlines(), *advised.splitlines()] or [""]:
         for part in textwrap.wrap(line, width - len(indent), break_on_hyphens=False) or [""]:
             yield f"{head}{part}".rstrip()
             head = indent

@@ -9,14 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.check.devices import describe_links
-from slipway.check.finding import table_lines
+from slipway.check.finding import findings_lines
 from slipway.check.products import look_at_products
 from slipway.check.quick import quick_check
 from slipway.check.selftest_trial import (
-    BROKEN,
-    LEFT_OUT,
-    PASSED,
-    Result,
     Sandbox,
     code_of_all,
     judge_bandwidth,
@@ -28,6 +24,7 @@ from slipway.check.selftest_trial import (
     judge_stacks,
     judge_training,
 )
+from slipway.launch.rendezvous.messages import BROKEN, OK, SKIPPED, Finding
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
 from slipway.protocol.files import ALLREDUCE_FILE, LOGS, NODE, SNAPSHOTS
@@ -51,7 +48,7 @@ class SelftestRow:
 
     name: str
     proves: str
-    look: Callable[[str, Sandbox], Iterator[Result]]
+    look: Callable[[str, Sandbox], Iterator[Finding]]
     lacks: Callable[[Sandbox], str] = lambda sandbox: ""
 
 
@@ -65,24 +62,24 @@ def nobody_else(sandbox: Sandbox) -> str:
     return "" if sandbox.processes > 1 else "a single process has no communication to test"
 
 
-def try_node(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_node(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """The probes of this node that need no torch."""
     host = sandbox.host._replace(image=None)  # these results need not be kept
     yield judge_node(name, quick_check(sandbox.environ, host, sandbox.devices, sandbox.folder, None))
 
 
-def try_products(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_products(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """Matrix products of known result; a row for each device."""
     for finding in look_at_products(sandbox.devices, {**sandbox.environ, **sandbox.host.mended}):
         yield judge_finding(finding)
 
 
-def try_kernel(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_kernel(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """`triton`: a kernel of Triton's; `compile`: a compiled model against the same model."""
     yield judge_probe(name, sandbox.ask(KERNELS, name))
 
 
-def try_allreduce(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_allreduce(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """All-reduce over all devices, with its bandwidth."""
     words = (
         f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[sandbox.device]}".split()
@@ -91,12 +88,12 @@ def try_allreduce(name: str, sandbox: Sandbox) -> Iterator[Result]:
     yield judge_bandwidth(name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(sandbox.devices))
 
 
-def try_gpt(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_gpt(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """The tiny GPT on all devices, as anybody starts it."""
     yield judge_training(name, sandbox.run(name, *LEARNING))
 
 
-def try_resume(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def try_resume(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     """A training, and a second one from the snapshot that the first made half-way.
 
     That was copied aside (from a GPU into pinned memory) and written while training went on. Were a bit of it wrong, or were
@@ -109,10 +106,10 @@ def try_resume(name: str, sandbox: Sandbox) -> Iterator[Result]:
     yield judge_resume(name, whole, resumed, (first, second))
 
 
-def try_fault(fault: str) -> Callable[[str, Sandbox], Iterator[Result]]:
+def try_fault(fault: str) -> Callable[[str, Sandbox], Iterator[Finding]]:
     """A job whose last rank has a fault."""
 
-    def look(name: str, sandbox: Sandbox) -> Iterator[Result]:
+    def look(name: str, sandbox: Sandbox) -> Iterator[Finding]:
         patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
         ended = sandbox.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
         row = judge_fault(name, fault, sandbox.device, sandbox.processes - 1, ended)
@@ -135,7 +132,6 @@ ROWS = (
     SelftestRow("kill", "a rank is killed on purpose", try_fault("kill")),
     SelftestRow("memory", "a rank allocates more memory than there is, on purpose", try_fault("memory")),
 )
-COLOURS = MappingProxyType({PASSED: "green", BROKEN: "red", LEFT_OUT: "bright_black"})
 CLOSING = MappingProxyType(
     {
         FINISHED: "everything that could be tested here works",
@@ -144,7 +140,7 @@ CLOSING = MappingProxyType(
         CONFIGURATION: "wrong configuration: see the rows that failed",
     }
 )
-Timed = tuple[Result, float]  # with the seconds that it took
+Timed = tuple[Finding, float]  # with the seconds that it took
 
 
 def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str) -> dict[str, Any]:
@@ -160,13 +156,13 @@ def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str)
 def report_lines(report: Mapping[str, Any], colour: bool, width: int) -> list[str]:
     """The table of what `report_json` returned, the totals, and one line about the machine."""
     rows = [
-        (row["level"], row["what"], f"{row['found']}  ({row['seconds']:.0f} s)", row["advice"])
+        Finding(row["what"], row["level"], f"{row['found']}  ({row['seconds']:.0f} s)", row["advice"])
         for row in report["rows"]
     ]
     counts = Counter(row["level"] for row in report["rows"])
-    told = ", ".join(f"{counts[level]} {level}" for level in (PASSED, BROKEN, LEFT_OUT) if counts[level])
+    told = ", ".join(f"{counts[level]} {level}" for level in (OK, BROKEN, SKIPPED) if counts[level])
     return [
-        *table_lines(rows, COLOURS, colour, width),
+        *findings_lines(rows, colour, width),
         f"{told}, in {report['seconds']} s",
         machine_line(report["machine"]),
         f"exit code {report['code']}: {CLOSING[report['code']]}",

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.check.finding import exit_code
+from slipway.check.finding import broken, exit_code, ok, skipped
 from slipway.check.products import ProbeEnding, start_probe, wait_for_probe
-from slipway.launch.rendezvous.messages import ERROR, OK, SKIPPED, WARNING, Finding
+from slipway.launch.rendezvous.messages import BROKEN, ERROR, OK, SKIPPED, WARNING, Finding
 from slipway.launch.resolve.devices import Devices
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.settings import SETTINGS
@@ -134,68 +134,37 @@ def environment_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in ours}
 
 
-PASSED, BROKEN, LEFT_OUT = OK, "failed", SKIPPED
-
-
-@dataclass(frozen=True)
-class Result:
-    """A row: `what` was tried, `level` is ok, failed or skipped. `code` is what a failure stands for: 77 for a sick node, 1 for
-    the image or checkout, 78 where something is configured wrongly.
-    """
-
-    what: str
-    level: str
-    found: str
-    advice: str = ""
-    code: int = FINISHED
-
-
-def passed(what: str, found: str) -> Result:
-    """A row whose trial succeeded."""
-    return Result(what, PASSED, found)
-
-
-def broken(what: str, found: str, code: int | None = FAILED, advice: str = "") -> Result:
-    """A row that did not; only an exit code that names the node or a setting is passed on."""
-    return Result(what, BROKEN, found, advice, code if code in (UNHEALTHY, CONFIGURATION) else FAILED)
-
-
-def left_out(what: str, reason: str) -> Result:
-    """A row that cannot be tried here."""
-    return Result(what, LEFT_OUT, reason)
-
-
-def judge_finding(finding: Finding) -> Result:
+def judge_finding(finding: Finding) -> Finding:
     """A row of `slipway check` as one of ours. What it only warns of could not be tried."""
-    level = {ERROR: BROKEN, WARNING: LEFT_OUT}.get(finding.level, finding.level)
-    return Result(finding.what, level, finding.found, finding.advice, finding.code)
+    level = {ERROR: BROKEN, WARNING: SKIPPED}.get(finding.level, finding.level)
+    return replace(finding, level=level)
 
 
-def judge_node(what: str, findings: tuple[Finding, ...]) -> Result:
+def judge_node(what: str, findings: tuple[Finding, ...]) -> Finding:
     """The quick rows of `slipway check` as one: its errors, else its warnings, which may explain what comes after."""
     for level in (ERROR, WARNING):
         if said := [f"{row.what}: {row.found}" for row in findings if row.level == level]:
             advice = "; ".join(dict.fromkeys(row.advice for row in findings if row.level == level and row.advice))
             if level == ERROR:
                 return broken(what, "; ".join(said), exit_code(findings), advice)
-            return Result(what, PASSED, f"fit for a job; {'; '.join(said)}", advice)
-    return passed(what, "fit for a job")
+            return Finding(what, OK, f"fit for a job; {'; '.join(said)}", advice)
+    return ok(what, "fit for a job")
 
 
-def judge_probe(what: str, ending: ProbeEnding) -> Result:
+def judge_probe(what: str, ending: ProbeEnding) -> Finding:
     """What a module of `train` answered."""
     report = ending.report
     if report.get("skipped"):
-        return left_out(what, str(report["skipped"]))
+        return skipped(what, str(report["skipped"]))
     if ending.status == 0 and report.get("right"):
-        return passed(what, str(report["right"]))
+        return ok(what, str(report["right"]))
     if ending.status is None:
         return broken(what, f"no result within {PATIENCE:.0f} s")
     said = report.get("wrong") or report.get("failed") or ending.said
     return broken(what, str(said or f"ended with {ending.status}"))
 
 
-def failed_job(what: str, ended: Ended) -> Result | None:
+def failed_job(what: str, ended: Ended) -> Finding | None:
     """The row of a job that should have finished and did not; None where it did."""
     if ended.code == FINISHED:
         return None
@@ -223,7 +192,7 @@ VERDICTS: Mapping[tuple[str, str], TrialResult] = {
 }
 
 
-def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Result:
+def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> Finding:
     """Whether a job whose rank `rank` had a fault ended as it has to."""
     wanted = VERDICTS.get((fault, device)) or VERDICTS[fault, ""]
     evidence, named, cause = ended.first.evidence or ended.last, ended.first.rank, ended.first.cause
@@ -234,27 +203,27 @@ def judge_fault(what: str, fault: str, device: str, rank: int, ended: Ended) -> 
             f"named rank {rank} ({wanted.words or wanted.cause})",
             ended.code,
         )
-    return passed(what, f"exit code {wanted.code}, rank {rank}: {evidence}")
+    return ok(what, f"exit code {wanted.code}, rank {rank}: {evidence}")
 
 
 STACK = "most recent call first"  # in what Python's faulthandler prints of each thread
 
 
-def judge_stacks(row: Result, processes: int, recorded: int, ended: Ended) -> Result:
+def judge_stacks(row: Finding, processes: int, recorded: int, ended: Ended) -> Finding:
     """The row of a hang, which also has to leave the stacks of all ranks; `recorded` counts files of NCCL's flight recorder."""
     silent = [rank for rank in range(processes) if STACK not in ended.log(rank)]
-    if row.level != PASSED:
+    if row.level != OK:
         return row
     if silent:
         return broken(row.what, f"rank {silent[0]} left no stacks: {row.found}")
     recorder = f", {recorded} files of the flight recorder" if recorded else ""
-    return passed(row.what, f"{row.found}; stacks of all ranks{recorder}")
+    return ok(row.what, f"{row.found}; stacks of all ranks{recorder}")
 
 
 WITHOUT_LEARNING = math.log(256)  # nats per byte of text, for a model that has learned nothing
 
 
-def judge_training(what: str, ended: Ended) -> Result:
+def judge_training(what: str, ended: Ended) -> Finding:
     """Whether a training of a model of text, byte by byte, learned something; with its throughput."""
     if failure := failed_job(what, ended):
         return failure
@@ -263,10 +232,10 @@ def judge_training(what: str, ended: Ended) -> Result:
     if not loss < WITHOUT_LEARNING:  # neither is NaN
         return broken(what, f"a loss of {loss:.2f} nats per byte: an untrained model has {WITHOUT_LEARNING:.2f}")
     mfu = f", {numbers['mfu']:.1%} MFU" if "mfu" in numbers else ""
-    return passed(what, f"loss {loss:.2f} of {WITHOUT_LEARNING:.2f}, {speed:,.0f} tokens/s{mfu}")
+    return ok(what, f"loss {loss:.2f} of {WITHOUT_LEARNING:.2f}, {speed:,.0f} tokens/s{mfu}")
 
 
-def judge_bandwidth(what: str, ended: Ended, report: Mapping[str, Any], links: str) -> Result:
+def judge_bandwidth(what: str, ended: Ended, report: Mapping[str, Any], links: str) -> Finding:
     """Whether all sums of all-reduce were right, and the best bus bandwidth beside what the links carry."""
     if failure := failed_job(what, ended):
         return failure
@@ -274,14 +243,16 @@ def judge_bandwidth(what: str, ended: Ended, report: Mapping[str, Any], links: s
     if not rates or not report.get("complete"):
         return broken(what, "nothing was measured")
     beside = f" beside {links}" if links else ""
-    return passed(
+    return ok(
         what,
         f"{report.get('processes')} processes, {report.get('backend')}: sums right, bus bandwidth up to "
         f"{max(rates):.3g} GB/s{beside}",
     )
 
 
-def judge_resume(what: str, whole: Ended, resumed: Ended, files: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Result:
+def judge_resume(
+    what: str, whole: Ended, resumed: Ended, files: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Finding:
     """Whether two runs, of which one was resumed from the other's snapshot, end with the same; `files` have the checksums."""
     if failure := failed_job(what, whole) or failed_job(what, resumed):
         return failure
@@ -289,10 +260,10 @@ def judge_resume(what: str, whole: Ended, resumed: Ended, files: tuple[Mapping[s
     if not one or one != other:
         differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
         return broken(what, f"not bit for bit as without an interruption: {', '.join(differ) or 'no snapshot'}")
-    return passed(what, f"bit for bit as without an interruption ({', '.join(sorted(one))})")
+    return ok(what, f"bit for bit as without an interruption ({', '.join(sorted(one))})")
 
 
-def code_of_all(results: tuple[Result, ...]) -> int:
+def code_of_all(results: tuple[Finding, ...]) -> int:
     """77 where any failure is the node's, else 1 for the image's, else 78, and 0 without any."""
     codes = {result.code for result in results if result.level == BROKEN}
     return next((code for code in (UNHEALTHY, FAILED, CONFIGURATION) if code in codes), FINISHED)

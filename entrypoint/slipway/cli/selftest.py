@@ -97,7 +97,7 @@ def choose_rows(rows: tuple["SelftestRow", ...], only: str | None) -> tuple["Sel
 
 def try_rows(rows: tuple["SelftestRow", ...], sandbox: "Sandbox") -> list["Timed"]:
     """One row after the other, with its progress on stderr."""
-    from slipway.check.selftest_trial import broken, left_out
+    from slipway.check.finding import broken, skipped
     from slipway.launch.attempt.terminal import say
 
     timed: list[Timed] = []
@@ -105,7 +105,7 @@ def try_rows(rows: tuple["SelftestRow", ...], sandbox: "Sandbox") -> list["Timed
         say(f"selftest {number}/{len(rows)}: {row.name}: {row.proves}")
         begin = time.monotonic()
         if reason := row.lacks(sandbox):
-            results = [left_out(row.name, reason)]
+            results = [skipped(row.name, reason)]
         else:
             try:
                 results = list(row.look(row.name, sandbox))

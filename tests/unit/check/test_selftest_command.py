@@ -12,22 +12,24 @@ import pytest
 from stand_ins import Slipway, make_devices, make_host
 
 from slipway.check import selftest
+from slipway.check.finding import broken, ok
 from slipway.check.selftest import SelftestRow
-from slipway.check.selftest_trial import Result, Sandbox, broken, passed
+from slipway.check.selftest_trial import Sandbox
+from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve import devices, host
 
 
-def good(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def good(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     (sandbox.folder / "left").touch()
-    yield passed(name, "right")
+    yield ok(name, "right")
 
 
-def bad(name: str, sandbox: Sandbox) -> Iterator[Result]:
+def bad(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     yield broken(name, "wrong numbers", 77, "take it out")
 
 
-def breaks(name: str, sandbox: Sandbox) -> Iterator[Result]:
-    yield passed(name, "the first half")
+def breaks(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+    yield ok(name, "the first half")
     raise ValueError("no such thing")
 
 
@@ -61,8 +63,8 @@ def test_what_works_and_what_is_skipped_end_with_0_and_leave_nothing(slipway: Sl
     assert left(tmp_path) == []
 
 
-def names_the_host(name: str, sandbox: Sandbox) -> Iterator[Result]:
-    yield passed(name, f"{socket.gethostname()}: a|b\n in {sandbox.folder}/x, {socket.gethostname()}-like")
+def names_the_host(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+    yield ok(name, f"{socket.gethostname()}: a|b\n in {sandbox.folder}/x, {socket.gethostname()}-like")
 
 
 def test_a_report_for_an_issue_names_no_host_and_no_folder(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:

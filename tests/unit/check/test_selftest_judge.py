@@ -14,7 +14,6 @@ from slipway.check.products import ProbeEnding
 from slipway.check.selftest_trial import (
     STACK,
     Ended,
-    Result,
     code_of_all,
     count_processes,
     environment_of_jobs,
@@ -27,6 +26,7 @@ from slipway.check.selftest_trial import (
     judge_stacks,
     judge_training,
 )
+from slipway.launch.rendezvous.messages import Finding
 from slipway.launch.resolve.devices import Devices
 
 RAISED = {"rank": 1, "cause": "said", "evidence": "RuntimeError: this rank raises an exception on purpose"}
@@ -94,7 +94,7 @@ def test_a_fault_is_proved_by_its_exit_code_its_rank_and_its_words(
 
 
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
-    job, row = ended(tmp_path), Result("hang", "ok", "exit code 76")
+    job, row = ended(tmp_path), Finding("hang", "ok", "exit code 76")
     logs = tmp_path / "node-0" / "logs"
     logs.mkdir(parents=True)
     (logs / "rank-0.log").write_text(f"Thread 0x1 ({STACK}):\n")
@@ -102,7 +102,7 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     (logs / "rank-1.log").write_text(f"Thread 0x1 ({STACK}):\n")
     assert judge_stacks(row, 2, 0, job).found == "exit code 76; stacks of all ranks"
     assert judge_stacks(row, 2, 8, job).found.endswith(", 8 files of the flight recorder")
-    wrong = Result("hang", "failed", "ended with 0", code=1)
+    wrong = Finding("hang", "failed", "ended with 0", code=1)
     assert judge_stacks(wrong, 2, 0, job) == wrong
 
 
@@ -123,8 +123,8 @@ def test_a_training_has_to_learn(tmp_path: Path, metrics: dict[str, float], leve
 
 def test_a_job_that_should_have_finished_tells_its_verdict_and_whose_fault_it_is(tmp_path: Path) -> None:
     row = judge_training("gpt", ended(tmp_path, 77, evidence="/dev/shm is full", advice="--shm-size 1g"))
-    assert row == Result("gpt", "failed", "ended with 77: /dev/shm is full", "--shm-size 1g", 77)
-    assert judge_training("gpt", ended(tmp_path, 76)) == Result("gpt", "failed", "ended with 76: the last line", "", 1)
+    assert row == Finding("gpt", "failed", "ended with 77: /dev/shm is full", "--shm-size 1g", 77)
+    assert judge_training("gpt", ended(tmp_path, 76)) == Finding("gpt", "failed", "ended with 76: the last line", "", 1)
     assert judge_training("gpt", ended(tmp_path, 78)).code == 78
     assert "had not ended after" in judge_training("gpt", ended(tmp_path, None)).found
 
@@ -170,22 +170,22 @@ def test_what_a_probe_answers(ending: ProbeEnding, level: str, found: str) -> No
 
 
 def test_rows_of_a_check_keep_whose_fault_they_are() -> None:
-    assert judge_finding(sick("GPU 0 product", "wrong: bf16")) == Result(
+    assert judge_finding(sick("GPU 0 product", "wrong: bf16")) == Finding(
         "GPU 0 product", "failed", "wrong: bf16", "", 77
     )
     assert judge_finding(warning("GPU 0 product", "it has no free memory")).level == "skipped"
     rows = (ok("memory", "enough"), warning("/dev/shm", "64 MB", "--shm-size 1g"))
-    assert judge_node("node", rows) == Result("node", "ok", "fit for a job; /dev/shm: 64 MB", "--shm-size 1g")
-    assert judge_node("node", (*rows, sick("driver", "broken"))) == Result("node", "failed", "driver: broken", "", 77)
+    assert judge_node("node", rows) == Finding("node", "ok", "fit for a job; /dev/shm: 64 MB", "--shm-size 1g")
+    assert judge_node("node", (*rows, sick("driver", "broken"))) == Finding("node", "failed", "driver: broken", "", 77)
     assert judge_node("node", (misconfigured("cache", "read-only"),)).code == 78
-    assert judge_node("node", rows[:1]) == Result("node", "ok", "fit for a job")
+    assert judge_node("node", rows[:1]) == Finding("node", "ok", "fit for a job")
 
 
 @pytest.mark.parametrize(
     ("codes", "code"), [((0, 0), 0), ((1, 0), 1), ((1, 77), 77), ((78, 0), 78), ((78, 1), 1), ((78, 77), 77)]
 )
 def test_a_sick_node_comes_before_the_image_and_that_before_a_setting(codes: tuple[int, ...], code: int) -> None:
-    rows = tuple(Result("row", "failed" if each else "ok", "", code=each) for each in codes)
+    rows = tuple(Finding("row", "failed" if each else "ok", "", code=each) for each in codes)
     assert code_of_all(rows) == code
 
 

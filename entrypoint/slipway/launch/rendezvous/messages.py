@@ -14,17 +14,18 @@ from slipway.launch.rendezvous.authentication import NONCE_BYTES
 from slipway.launch.verdict.ledger import NOTHING, Ledger
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
-from slipway.protocol.errors import CONFIGURATION, EXITS, FINISHED, UNHEALTHY
+from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
 from slipway.protocol.printable import one_line
 
-OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
+OK, WARNING, ERROR, SKIPPED, BROKEN = LEVELS = "ok", "warning", "error", "skipped", "failed"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe of `slipway check` found: `what` was examined, `level` is ok, warning, error or skipped, `advice` says
-    what to do about it. `code` is the exit code that an error stands for, UNHEALTHY or CONFIGURATION; 0 for all other levels.
+    """A row of `slipway check` or `selftest`: `what` was examined; `level` is ok, skipped, of a check also warning or error, of a
+    selftest failed; `advice` says what to do. `code` is the exit code that an error or a failure stands for: 77 for a sick node,
+    78 for a wrong configuration, 1 for a broken image or checkout; 0 for all other levels.
     """
 
     what: str
@@ -35,7 +36,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         """ValueError for a level or a code that no probe gives: findings come from other nodes, too."""
-        if self.level not in (OK, WARNING, ERROR, SKIPPED) or self.code not in (FINISHED, UNHEALTHY, CONFIGURATION):
+        if self.level not in LEVELS or self.code not in (FINISHED, FAILED, UNHEALTHY, CONFIGURATION):
             raise ValueError("impossible level or code")
 
 
