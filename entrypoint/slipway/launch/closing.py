@@ -2,6 +2,7 @@
 where the results are, and what to type next.
 """
 
+import itertools
 import math
 import os
 import re
@@ -34,7 +35,7 @@ from slipway.launch.resolve.runtimes import HOST, Runtime, runtime_of
 from slipway.launch.resolve.settings import SETTINGS
 from slipway.launch.resolve.sources import Claim
 from slipway.launch.run_directory.directory import RunDirectory
-from slipway.launch.run_directory.run import Run
+from slipway.launch.run_directory.run import Run, is_free
 from slipway.launch.verdict.block import Advise, block, outcome_json, termination_message, what_to_do
 from slipway.launch.verdict.ledger import ledger_line
 from slipway.launch.verdict.restarts import AttemptHistory
@@ -86,8 +87,22 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
         say(line)
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)
+        if run and job.plan.topology.rank == 0 and trained_nothing(verdict, job, history):
+            say(f"nothing was trained, because this run was finished before. {begin_anew(job, run.path)}")
     tell_pod(verdict.code(node_rank), block(verdict)[0], verdict, helps)
     return verdict.code(node_rank)
+
+
+def trained_nothing(verdict: Verdict, job: Job, history: AttemptHistory) -> bool:
+    """Whether one of our workloads was resumed after its last step: the end of a training leaves a newer snapshot."""
+    workload, steps = job.plan.workload, {step for tried in history.tries for step in (tried.before, tried.after)}
+    return (
+        verdict.word == Word.FINISHED
+        and workload.builtin
+        and workload.resumes
+        and len(steps) == 1
+        and None not in steps
+    )
 
 
 def typed_outside(advice: str, job: Job) -> str:
@@ -101,6 +116,14 @@ def typed_outside(advice: str, job: Job) -> str:
         return as_typed(shlex.join(words), here)
 
     return re.sub(r"`(slipway [^`]+)`", typed, advice)
+
+
+def begin_anew(job: Job, path: Path) -> str:
+    """What begins a new run where that in `path` is finished, as a sentence."""
+    free = next(filter(is_free, (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))))
+    words = advise("another run", job.host.shell, shlex.quote(short_path(free)))
+    project = find_here(job, fleeting=False).project
+    return f"Give more steps, or start a new run {words.replace('docker compose up', f'{project}docker compose up')}."
 
 
 def in_place(text: str, host: Host) -> str:

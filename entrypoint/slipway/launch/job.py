@@ -15,7 +15,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.supervise import Elsewhere
 from slipway.launch.attempt.terminal import say
 from slipway.launch.attempt.warm_standby import WarmStandby
-from slipway.launch.closing import conclude, in_place, typed_outside
+from slipway.launch.closing import begin_anew, conclude, in_place, typed_outside
 from slipway.launch.companions.companion import Companions
 from slipway.launch.hangs.hang import HangReport
 from slipway.launch.interruptions.watch import watch_notices
@@ -55,7 +55,7 @@ def run_job(job: Job) -> int:
                 node = enter_alone(job, stops, stack, companions=companions)
                 return make_attempts(job, node, alone(job, node), stops, stack, companions=companions)
             except AlreadyFinishedError as finished:
-                say(str(finished))
+                say(f"{finished.path} is finished; there is nothing to resume. {begin_anew(job, finished.path)}")
                 return 0
             except LaunchError as error:
                 raise LaunchError(typed_outside(str(error), job), error.code) from None

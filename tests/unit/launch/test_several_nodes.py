@@ -213,6 +213,18 @@ def test_a_verdict_keeps_what_earlier_starts_found(tmp_path: Path) -> None:
     assert told["word"] == "lost"
 
 
+@pytest.mark.parametrize(("before", "after", "told"), [(20, 20, True), (20, 40, False), (None, 20, False)])
+def test_nodes_that_trained_nothing_say_how_a_new_run_begins(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], before: int | None, after: int, told: bool
+) -> None:
+    tried = Try(2, Outcome(0, "n0", "finished", 1.0), before, after)
+    conclude(judge([tried.outcome]), job_of(RANK="0"), Run(tmp_path, "auto", 2), AttemptHistory((tried,)))
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "nothing was trained, because this run was finished before. Give more steps, or start a new" in said
+    ) is told
+
+
 def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sick = Outcome(0, "n0", "unhealthy", 1.0, rank=3)
     for environ, advice in (

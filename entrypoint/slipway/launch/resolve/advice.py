@@ -36,6 +36,15 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "kubernetes": "mount a PersistentVolumeClaim at {target} (k8s/components/pvc)",
             "slurm": 'type mkdir -p runs, and add --container-mounts="$PWD/runs:{target}" to srun',
         },
+        # {target} is a folder that is free: unlike --resume none, that helps whatever named the finished run.
+        "another run": {
+            "docker": "with --run-dir {target} in a new container",
+            "compose": "with SLIPWAY_RUN_DIR={target} docker compose up, or add --run-dir {target} behind the service's name in "
+            "docker compose run",
+            "kubernetes": "as a Job of another name with --run-dir {target}",
+            "slurm": "as a new job with --run-dir {target}",
+            "host": "with --run-dir {target}",
+        },
         "kept results": {
             "docker": 'add -v "$PWD/runs:{target}" to docker run',
             "kubernetes": "mount the PersistentVolumeClaim of the runs at {target}",

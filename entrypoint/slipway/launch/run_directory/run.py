@@ -67,7 +67,13 @@ class Run(RunDirectory):
 
 
 class AlreadyFinishedError(Exception):
-    """`--resume auto` found a run that is finished; the message says which."""
+    """`--resume auto` found a run that is finished; its argument is the folder."""
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        path: Path = self.args[0]
+        return path
 
 
 class NoNewRunError(LaunchError):
@@ -221,10 +227,7 @@ def _may_have_more(run: Run, plan: Plan) -> bool:
 
 def _refuse_finished(path: Path, plan: Plan) -> None:
     if is_finished(path, plan):
-        raise AlreadyFinishedError(
-            f"{path} is finished; there is nothing to resume. Start a new run with --resume none (under "
-            "Kubernetes: with a Job of another name; in Docker: in a new container), or give more steps."
-        )
+        raise AlreadyFinishedError(path)
 
 
 def _refuse_used(path: Path, plan: Plan) -> None:

@@ -4,6 +4,7 @@ command that Slipway takes, in the image, in the project and with the volumes th
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -205,6 +206,17 @@ def test_what_a_verdict_advises(setting: Setting, monkeypatch: pytest.MonkeyPatc
     assert len(lines) >= 2
     for words, environ in words_of(lines):
         require_possible(words, environ, setting)
+
+
+def test_how_to_begin_anew_after_a_run_that_is_finished(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "gpt-2").mkdir()
+    said = closing.begin_anew(job_in(setting, "gpt"), tmp_path / "gpt")
+    assert f"{tmp_path}/gpt-3" in said, "a folder that is free"
+    typed = re.search(r"with (SLIPWAY_RUN_DIR=.*docker compose up),", said)
+    assert bool(typed) is (setting.runtime == "compose")
+    for words, environ in words_of([typed[1]] if typed else []):
+        assert words == ["docker", "compose", "up"]
+        assert environ["COMPOSE_FILE"] == setting.files
 
 
 @pytest.mark.parametrize("files", ["compose/compose.yaml", CPU, "compose/two-nodes.yaml"])
