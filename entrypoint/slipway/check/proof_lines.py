@@ -5,20 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slipway.check.proof import (
-    PARAMETERS,
-    EventDifference,
-    Events,
-    Kill,
-    LostObject,
-    compare,
-    find_drawn,
-    find_lost,
-    find_values,
-    first_of_ranks,
-    owner,
-    undisturbed,
-)
+from slipway.check import proof
 from slipway.protocol.proof import Event, EventKind
 
 WORDS = {
@@ -34,9 +21,9 @@ SEEDS = (
 )
 
 
-def exact_lines(reference: Events, killed: int, wanted: int = 0) -> list[str]:
+def exact_lines(reference: proof.Events, killed: int, wanted: int = 0) -> list[str]:
     """Return the answer for a script that resumes exactly, and what the runs did not show. `wanted`: kills."""
-    ranks = undisturbed(reference)
+    ranks = proof.undisturbed(reference)
     steps = next(iter(ranks.values())).last.step
     few = f"only {killed} of {wanted} kills were possible: a passed optimizer stepped only {count(steps, 'time')}"
     counted = f"{count(steps, 'step')}, {count(killed, 'kill')}, {count(len(ranks), 'rank')}"
@@ -47,31 +34,33 @@ def exact_lines(reference: Events, killed: int, wanted: int = 0) -> list[str]:
     ]
 
 
-def unsteady_lines(reference: Events, repeated: Events, first: EventDifference) -> list[str]:
+def unsteady_lines(reference: proof.Events, repeated: proof.Events, first: proof.EventDifference) -> list[str]:
     """Return the answer for a script that does something else each time, also without a kill."""
     where = place_of(reference, repeated, first, exact=True)
     return [f"differs from itself without a kill, first at {where}: {describe(first)}. {SEEDS}"]
 
 
-def different_lines(reference: Events, repeated: Events, kills: Sequence[Kill], cause: str) -> list[str]:
+def different_lines(
+    reference: proof.Events, repeated: proof.Events, kills: Sequence[proof.Kill], cause: str
+) -> list[str]:
     """Return the answer for a script that differs, or that fails because of `cause`, after the last of the `kills` that were
     done; nothing if neither is so.
     """
     exact = is_exact(reference)
-    first = compare(reference, repeated, exact=exact)
+    first = proof.compare(reference, repeated, exact=exact)
     if cause and (first is None or first.found is None):
         after = f" after a kill {kills[-1].kind}" if kills else ""
         return [f"differs first at step {kills[-1].step if kills else 1}:{after} the script fails: {cause}"]
     if first is None:
         return []
-    lost, drawn = find_lost(reference, repeated, first), find_drawn(reference, repeated, first)
+    lost, drawn = proof.find_lost(reference, repeated, first), proof.find_drawn(reference, repeated, first)
     if lost:
         why = f": {'; '.join(map(explain, lost))}"
     elif first.expected and first.found and is_in_another_mode(first.expected, first.found, first):
         why = ". No snapshot has the mode of a model: call model.train() at the start of each epoch"
     elif drawn:
         why = f": the random numbers of {' and '.join(GENERATORS[name] for name in drawn)} are not those of a run without kills"
-    elif values := find_values(reference, repeated, first):
+    elif values := proof.find_values(reference, repeated, first):
         more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
         why = (
             f". After the kill these values of the script are not what they were: {', '.join(values[:SHOWN])}{more}. Keep in "
@@ -85,20 +74,20 @@ def different_lines(reference: Events, repeated: Events, kills: Sequence[Kill], 
     ]
 
 
-def is_in_another_mode(expected: Event, found: Event, first: EventDifference) -> bool:
+def is_in_another_mode(expected: Event, found: Event, first: proof.EventDifference) -> bool:
     """Whether a model is given the same in another mode; if it is given something else, that is another call."""
     return expected.validates != found.validates and not first.names
 
 
-def is_exact(reference: Events) -> bool:
+def is_exact(reference: proof.Events) -> bool:
     """Whether gradients have the same bits after a restart: DDP first sums those of more than two ranks in another order."""
-    ranks = undisturbed(reference)
+    ranks = proof.undisturbed(reference)
     return len(ranks) <= 2 or all(attempt.last.facts["warmed"] for attempt in ranks.values())
 
 
-def notes(reference: Events) -> list[str]:
+def notes(reference: proof.Events) -> list[str]:
     """Return what the runs did not show."""
-    facts, found = next(iter(undisturbed(reference).values())).last.facts, []
+    facts, found = next(iter(proof.undisturbed(reference).values())).last.facts, []
     if steps := steps_of_epoch(reference):
         found.append(f"the end of an epoch is not proven: --steps {steps}")
     if hookless := ", ".join(facts["hookless"]):
@@ -115,9 +104,9 @@ def notes(reference: Events) -> list[str]:
     return found
 
 
-def steps_of_epoch(reference: Events) -> int | None:
+def steps_of_epoch(reference: proof.Events) -> int | None:
     """Return how many steps reach into a second epoch; None if the run did, or if it has no epochs of a known length."""
-    attempt = next(iter(undisturbed(reference).values()))
+    attempt = next(iter(proof.undisturbed(reference).values()))
     places, length = [each.place for each in attempt.intervals], attempt.last.facts["length"]
     done, batches = places[-1]["step"] - places[0]["step"], places[-1].get("batches")
     if len({place.get("epoch") for place in places}) > 1 or not (length and done and batches):
@@ -126,16 +115,16 @@ def steps_of_epoch(reference: Events) -> int | None:
     return steps
 
 
-def equal_parts(reference: Events) -> list[str]:
+def equal_parts(reference: proof.Events) -> list[str]:
     """Return what was compared, as people count it."""
-    attempt = next(iter(undisturbed(reference).values()))
+    attempt = next(iter(proof.undisturbed(reference).values()))
     objects = {name: each for name, each in attempt.last.facts["objects"].items() if each[2]}
     sorts = [each[3] for each in objects.values()]
     kinds = {event.kind for interval in attempt.intervals for event in interval.events}
     owners = [
         name
         for entry, value in attempt.last.values.items()
-        if isinstance(value, int) and (name := owner(entry, objects))
+        if isinstance(value, int) and (name := proof.owner(entry, objects))
     ]
     exact = is_exact(reference)
     counts = {
@@ -160,14 +149,14 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def place_of(reference: Events, repeated: Events, first: EventDifference, *, exact: bool) -> str:
+def place_of(reference: proof.Events, repeated: proof.Events, first: proof.EventDifference, *, exact: bool) -> str:
     """Return the step of a difference, and the ranks, if these are not all."""
-    each = first_of_ranks(reference, repeated, exact)
+    each = proof.first_of_ranks(reference, repeated, exact)
     ranks = [rank for rank, difference in each.items() if difference[:2] == first[:2]]
     return f"step {first.step}" + ("" if len(ranks) == len(reference) else f", rank {', '.join(map(str, ranks))}")
 
 
-def describe(first: EventDifference) -> str:
+def describe(first: proof.EventDifference) -> str:
     """Return what differs."""
     expected, found = first.expected, first.found
     if expected is None or found is None:
@@ -181,7 +170,7 @@ def describe(first: EventDifference) -> str:
     return describe_event(expected, found, first)
 
 
-def describe_event(expected: Event, found: Event, first: EventDifference) -> str:
+def describe_event(expected: Event, found: Event, first: proof.EventDifference) -> str:
     """Return what differs in an event that both runs have."""
     module = found.facts.get("module", "")
     if is_in_another_mode(expected, found, first):
@@ -199,10 +188,10 @@ def describe_event(expected: Event, found: Event, first: EventDifference) -> str
     return f"{what} {found.values.get(name)} instead of {expected.values.get(name)}"
 
 
-def explain(lost: LostObject) -> str:
+def explain(lost: proof.LostObject) -> str:
     """Return why an object was lost, and what to do."""
     named = f'{lost.kind} "{lost.name}"' + (f" ({lost.where})" if lost.where else "")
-    if lost.passed and lost.sort == PARAMETERS:
+    if lost.passed and lost.sort == proof.PARAMETERS:
         return (
             f"{named} trains parameters of no model that was passed. Pass what they belong to, or nn.ParameterList([…])"
         )

@@ -8,22 +8,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from slipway.check import selftest_trial as trial
 from slipway.check.devices import describe_links
 from slipway.check.finding import findings_lines
 from slipway.check.products import look_at_products
 from slipway.check.quick import quick_check
-from slipway.check.selftest_trial import (
-    Sandbox,
-    code_of_all,
-    judge_bandwidth,
-    judge_fault,
-    judge_finding,
-    judge_node,
-    judge_probe,
-    judge_resume,
-    judge_stacks,
-    judge_training,
-)
 from slipway.launch.rendezvous.messages import BROKEN, OK, SKIPPED, Finding
 from slipway.launch.run_directory.directory import RunDirectory
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, UNHEALTHY
@@ -48,52 +37,54 @@ class SelftestRow:
 
     name: str
     proves: str
-    look: Callable[[str, Sandbox], Iterator[Finding]]
-    lacks: Callable[[Sandbox], str] = lambda sandbox: ""
+    look: Callable[[str, trial.Sandbox], Iterator[Finding]]
+    lacks: Callable[[trial.Sandbox], str] = lambda sandbox: ""
 
 
-def no_gpu(sandbox: Sandbox) -> str:
+def no_gpu(sandbox: trial.Sandbox) -> str:
     """Why nothing can run on a GPU here."""
     return "" if sandbox.devices.gpus else f"needs a GPU: {sandbox.devices.reason}"
 
 
-def nobody_else(sandbox: Sandbox) -> str:
+def nobody_else(sandbox: trial.Sandbox) -> str:
     """Why nothing travels between processes here."""
     return "" if sandbox.processes > 1 else "a single process has no communication to test"
 
 
-def try_node(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_node(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """The probes of this node that need no torch."""
     host = sandbox.host._replace(image=None)  # these results need not be kept
-    yield judge_node(name, quick_check(sandbox.environ, host, sandbox.devices, sandbox.folder, None))
+    yield trial.judge_node(name, quick_check(sandbox.environ, host, sandbox.devices, sandbox.folder, None))
 
 
-def try_products(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_products(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """Matrix products of known result; a row for each device."""
     for finding in look_at_products(sandbox.devices, {**sandbox.environ, **sandbox.host.mended}):
-        yield judge_finding(finding)
+        yield trial.judge_finding(finding)
 
 
-def try_kernel(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_kernel(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """`triton`: a kernel of Triton's; `compile`: a compiled model against the same model."""
-    yield judge_probe(name, sandbox.ask(KERNELS, name))
+    yield trial.judge_probe(name, sandbox.ask(KERNELS, name))
 
 
-def try_allreduce(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_allreduce(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """All-reduce over all devices, with its bandwidth."""
     words = (
         f"allreduce --collectives all-reduce --min-bytes 1K --factor 64 --max-bytes {LARGEST[sandbox.device]}".split()
     )
     ended = sandbox.run(name, *words)
-    yield judge_bandwidth(name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(sandbox.devices))
+    yield trial.judge_bandwidth(
+        name, ended, RunDirectory(ended.run).content(ALLREDUCE_FILE), describe_links(sandbox.devices)
+    )
 
 
-def try_gpt(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_gpt(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """The tiny GPT on all devices, as anybody starts it."""
-    yield judge_training(name, sandbox.run(name, *LEARNING))
+    yield trial.judge_training(name, sandbox.run(name, *LEARNING))
 
 
-def try_resume(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+def try_resume(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
     """A training, and a second one from the snapshot that the first made half-way.
 
     That was copied aside (from a GPU into pinned memory) and written while training went on. Were a bit of it wrong, or were
@@ -103,18 +94,18 @@ def try_resume(name: str, sandbox: Sandbox) -> Iterator[Finding]:
     half = whole.run / SNAPSHOTS / snapshot_name(HALF)
     resumed = whole if whole.code else sandbox.rehearse(f"{name}-again", "none", *RESUMED, "--resume", str(half))
     first, second = (RunDirectory(run).snapshot_files(snapshot_name(WHOLE)) for run in (whole.run, resumed.run))
-    yield judge_resume(name, whole, resumed, (first, second))
+    yield trial.judge_resume(name, whole, resumed, (first, second))
 
 
-def try_fault(fault: str) -> Callable[[str, Sandbox], Iterator[Finding]]:
+def try_fault(fault: str) -> Callable[[str, trial.Sandbox], Iterator[Finding]]:
     """A job whose last rank has a fault."""
 
-    def look(name: str, sandbox: Sandbox) -> Iterator[Finding]:
+    def look(name: str, sandbox: trial.Sandbox) -> Iterator[Finding]:
         patience = ("--hang-seconds", HANG_SECONDS) if fault == "hang" else ()
         ended = sandbox.rehearse(name, fault, "linear", "--epochs", "1000", "--batch-size", "64", *patience)
-        row = judge_fault(name, fault, sandbox.device, sandbox.processes - 1, ended)
+        row = trial.judge_fault(name, fault, sandbox.device, sandbox.processes - 1, ended)
         recorded = len(RunDirectory(ended.run).files(f"{NODE}0/{LOGS}/*nccl*"))
-        yield judge_stacks(row, sandbox.processes, recorded, ended) if fault == "hang" else row
+        yield trial.judge_stacks(row, sandbox.processes, recorded, ended) if fault == "hang" else row
 
     return look
 
@@ -146,7 +137,7 @@ Timed = tuple[Finding, float]  # with the seconds that it took
 def report_json(timed: Sequence[Timed], versions: Mapping[str, Any], links: str) -> dict[str, Any]:
     """The documented form of `slipway selftest --json`."""
     return {
-        "code": code_of_all(tuple(result for result, _ in timed)),
+        "code": trial.code_of_all(tuple(result for result, _ in timed)),
         "seconds": round(sum(seconds for _, seconds in timed)),
         "machine": {**versions, "links": links or None},
         "rows": [{**dataclasses.asdict(result), "seconds": round(seconds, 1)} for result, seconds in timed],

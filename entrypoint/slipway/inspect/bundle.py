@@ -20,35 +20,23 @@ from slipway.launch.resolve.devices import read_devices
 from slipway.launch.resolve.host import read_host
 from slipway.launch.resolve.packages import read_versions
 from slipway.launch.run_directory.directory import RunDirectory
+from slipway.protocol import files
 from slipway.protocol.errors import LaunchError, code_of
-from slipway.protocol.files import (
-    HEARTBEATS,
-    LEDGER_FILE,
-    LOGS,
-    METRICS_FILE,
-    NODE,
-    OPTIONS_FILE,
-    OUTCOME_FILE,
-    OUTCOMES,
-    PLAN_FILE,
-    RUN_FILE,
-    open_run_file,
-)
 from slipway.protocol.printable import utc
 from slipway.protocol.redact import make_redactor, redact_json, secret_arguments, secret_values
 
 NAME_ENDS = ".tar.gz"
 # Name patterns in a run directory, and what they hold; everything else is left out.
 PARTS = (
-    (RUN_FILE, "workload, arguments, version, nodes, attempt"),
-    (OUTCOME_FILE, "the verdict, with every attempt"),
-    (OPTIONS_FILE, "the workload's options as resolved"),
-    (METRICS_FILE, "loss, throughput and validation by step"),
-    (f"{NODE}*/{PLAN_FILE}", "the launcher's decisions with their sources, and the torchrun command"),
-    (f"{NODE}*/{LEDGER_FILE}", "how the time of the job was spent"),
-    (f"{NODE}*/{HEARTBEATS}/*.json", "the last state of each rank"),
-    (f"{NODE}*/{OUTCOMES}/*.json", "how each rank ended"),
-    (f"{NODE}*/{LOGS}/*.log", "what each rank printed, and torchrun"),
+    (files.RUN_FILE, "workload, arguments, version, nodes, attempt"),
+    (files.OUTCOME_FILE, "the verdict, with every attempt"),
+    (files.OPTIONS_FILE, "the workload's options as resolved"),
+    (files.METRICS_FILE, "loss, throughput and validation by step"),
+    (f"{files.NODE}*/{files.PLAN_FILE}", "the launcher's decisions with their sources, and the torchrun command"),
+    (f"{files.NODE}*/{files.LEDGER_FILE}", "how the time of the job was spent"),
+    (f"{files.NODE}*/{files.HEARTBEATS}/*.json", "the last state of each rank"),
+    (f"{files.NODE}*/{files.OUTCOMES}/*.json", "how each rank ended"),
+    (f"{files.NODE}*/{files.LOGS}/*.log", "what each rank printed, and torchrun"),
 )
 HERE = (("versions.json", "software and devices where this was packed"), ("check.txt", "the health of that node"))
 LARGEST = 16 << 20  # bytes of one file
@@ -83,8 +71,8 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     run = run.resolve()
     target = Path(name or f"slipway-{run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}{NAME_ENDS}")
     secrets = secret_values(environ, env_file)
-    files = find_files(run)
-    left_out = tuple(list_others(run, files))
+    packed = find_files(run)
+    left_out = tuple(list_others(run, packed))
     notes = [
         f"secrets whose values were known here: {', '.join(sorted(secrets)) or 'none'}; other secrets that a program "
         "printed without their names are found only by their form"
@@ -92,13 +80,13 @@ def bundle_run(run: Path, name: str, environ: Mapping[str, str], env_file: Mappi
     notes += [elsewhere] if (elsewhere := tell_elsewhere(run)) else []
 
     def parts() -> Iterator[ArchivePart]:
-        most = max(SMALLEST, min(LARGEST, ALL // max(len(files), 1)))
-        for file in files:
+        most = max(SMALLEST, min(LARGEST, ALL // max(len(packed), 1)))
+        for file in packed:
             part, missing = read_part(str(file.relative_to(run)), file, most)
             notes.extend([f"{part.name} was truncated: {missing:,} bytes in the middle are missing"] if missing else [])
             yield part
         yield from look_here(run, environ)
-        yield ArchivePart("README.txt", (readme(run, files, notes, left_out, now),))
+        yield ArchivePart("README.txt", (readme(run, packed, notes, left_out, now),))
 
     typed = secret_arguments(list(RunDirectory(run).record.arguments))
     write_archive(target, parts(), make_redactor([*secrets.values(), *typed]), now)
@@ -113,7 +101,7 @@ def find_files(run: Path) -> list[Path]:
 def read_part(name: str, path: Path, most: int) -> tuple[ArchivePart, int]:
     """A file, and how many bytes of it are missing: of a large one only whole lines of its head and tail are taken."""
     try:
-        with open_run_file(path) as file:
+        with files.open_run_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= most:
                 return ArchivePart(name, (file.read(most).decode(errors="replace"),)), 0
@@ -133,7 +121,7 @@ def list_others(run: Path, packed: list[Path]) -> list[str]:
     for path in (Path(parent, name) for parent, _, names in os.walk(run) for name in names):
         if path not in kept:
             parts = path.relative_to(run).parts
-            depth = 2 if parts[0].startswith(NODE) else 1
+            depth = 2 if parts[0].startswith(files.NODE) else 1
             name = "/".join(parts[:depth]) + ("/" if len(parts) > depth else "")
             with suppress(OSError):  # a snapshot that a running job just deleted
                 sizes.setdefault(name, []).append(path.lstat().st_size)
@@ -156,11 +144,11 @@ def look_here(run: Path, environ: Mapping[str, str]) -> Iterator[ArchivePart]:
         yield ArchivePart(name, (text,))
 
 
-def readme(run: Path, files: list[Path], notes: list[str], left_out: tuple[str, ...], now: float) -> str:
+def readme(run: Path, packed: list[Path], notes: list[str], left_out: tuple[str, ...], now: float) -> str:
     """README.txt: what is in the archive, and what is not."""
     lines = [f"The run {run.name}, packed by `slipway logs --bundle` at {utc(now)}.", ""]
     for pattern, what in PARTS:
-        count = sum(file.relative_to(run).match(pattern) for file in files)
+        count = sum(file.relative_to(run).match(pattern) for file in packed)
         lines.append(f"{pattern:<26}{what}{f' ({count} files)' if count > 1 else '' if count else ': none here'}")
     lines += [f"{name:<26}{what}" for name, what in HERE]
     lines += [

@@ -10,16 +10,8 @@ import click
 from slipway.launch.resolve.sources import LIBRARIES, Sources
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import LaunchError
+from slipway.render import manifests
 from slipway.render.command import checked, make_command, make_option, matching
-from slipway.render.manifests import (
-    COMPONENTS,
-    CPUS_PER_GPU,
-    MEM_PER_GPU,
-    Document,
-    ManifestRequest,
-    Read,
-    make_manifests,
-)
 from slipway.render.operators import make_jobset, make_trainer
 from slipway.render.request import TIME_FORMS, read_time
 from slipway.render.words import (
@@ -45,11 +37,13 @@ QUANTITY = matching(
 OPTIONS = (
     make_option("--name", "NAME", "Name of the job and its run.  [default slipway]"),
     make_option("--gpus", "N", f"GPUs for each node; 0 trains on the CPU.  [default {GPUS}]", type=Whole(0, 64)),
-    make_option("--cpus-per-gpu", "N", f"With --gpus: cores per GPU.  [default {CPUS_PER_GPU}]", type=Whole(1, 256)),
+    make_option(
+        "--cpus-per-gpu", "N", f"With --gpus: cores per GPU.  [default {manifests.CPUS_PER_GPU}]", type=Whole(1, 256)
+    ),
     make_option(
         "--mem-per-gpu",
         "SIZE",
-        f"With --gpus: main memory per GPU, such as 64Gi.  [default {MEM_PER_GPU}]",
+        f"With --gpus: main memory per GPU, such as 64Gi.  [default {manifests.MEM_PER_GPU}]",
         callback=QUANTITY,
     ),
     make_option("--image", "IMAGE", "REGISTRY/NAME:TAG, or with a digest.  [IMAGE, default slipway:dev]"),
@@ -59,7 +53,7 @@ OPTIONS = (
         "A part of k8s/components: gpu (tolerations, node selection), rdma, pvc (claims for snapshots and data), "
         "metrics (a PodMonitor), "
         "tensorboard (with pvc). May be given several times.",
-        type=click.Choice(COMPONENTS),
+        type=click.Choice(manifests.COMPONENTS),
         multiple=True,
     ),
     make_option("--queue", "NAME", "Kueue's LocalQueue that admits the job.", callback=QUEUE_NAME),
@@ -81,7 +75,7 @@ OPTIONS = (
 
 def _make_file(
     name: str,
-    make: Callable[[ManifestRequest, Read], list[Document]],
+    make: Callable[[manifests.ManifestRequest, manifests.Read], list[manifests.Document]],
     words: tuple[str, ...],
     options: dict[str, Any],
     sources: Sources,
@@ -102,7 +96,7 @@ def _make_file(
     return (text + yaml_text(*make(asked, read_files))).encode()
 
 
-def read_files(path: str) -> list[Document]:
+def read_files(path: str) -> list[manifests.Document]:
     """The documents of a file below k8s/."""
     import yaml
 
@@ -110,7 +104,7 @@ def read_files(path: str) -> list[Document]:
     return list(yaml.safe_load_all(text))
 
 
-def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> ManifestRequest:
+def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sources) -> manifests.ManifestRequest:
     """What was typed, and what the environment and .env say. Raises LaunchError, click.UsageError."""
     resume = sources.claim("SLIPWAY_RESUME")
     if not resume.is_default and resume.value == "none":
@@ -129,7 +123,7 @@ def _read_request(words: tuple[str, ...], options: dict[str, Any], sources: Sour
     others = {name: value for name, value in sources.env_file.items() if name.startswith(LIBRARIES)}
     given = {**others, **given_settings(sources), **read_runs(sources)}
     return read_request(
-        ManifestRequest,
+        manifests.ManifestRequest,
         read_words(words, sources, here=False),
         options,
         sources,
@@ -147,14 +141,14 @@ def _choose_components(names: tuple[str, ...], gpus: int | None) -> tuple[str, .
             f"--with {min(unfit)} is for GPUs, but this job has none (--gpus 0, or the image cpu). Leave one of them out."
         )
     chosen = {*names, *(["pvc"] if "tensorboard" in names else [])}
-    return tuple(name for name in COMPONENTS if name in chosen)
+    return tuple(name for name in manifests.COMPONENTS if name in chosen)
 
 
 COMMANDS = (
     make_command(
         "k8s",
         OPTIONS,
-        partial(_make_file, "k8s", make_manifests),
+        partial(_make_file, "k8s", manifests.make_manifests),
         "Print manifests that train a workload or script as a plain Kubernetes Job, which needs no operator.\n\nWithout options, "
         "the output is k8s/job.yaml (explained in k8s/README.md). Settings from the command line, the environment or .env "
         "become part of them; secrets do not.",

@@ -6,17 +6,7 @@ Field names: jobset.x-k8s.io/v1alpha2 (JobSet's jobset_types.go), trainer.kubefl
 import dataclasses
 from typing import Any
 
-from slipway.render.manifests import (
-    GPU,
-    INSTANCE,
-    QUEUE,
-    Document,
-    ManifestRequest,
-    Read,
-    arguments_and_environment,
-    make_manifests,
-    require_name,
-)
+from slipway.render import manifests
 
 NODE = "node"  # what Trainer wants the replicated job and the container to be called
 SET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # JobSet gives it to each of its pods
@@ -24,7 +14,7 @@ CPU_PROCESSES = 2  # what the launcher takes by itself where there is no GPU; Tr
 TRAINER = "trainer.kubeflow.org"
 
 
-def make_jobset(asked: ManifestRequest, read: Read) -> list[Document]:
+def make_jobset(asked: manifests.ManifestRequest, read: manifests.Read) -> list[manifests.Document]:
     """Return the JobSet first, then what stands beside it. Raises LaunchError for a name that cannot be."""
     job, others = _parts(asked, read)
     # The Job within replaces single pods, and does not count disruptions. When its retries are used up, all pods begin
@@ -38,7 +28,7 @@ def make_jobset(asked: ManifestRequest, read: Read) -> list[Document]:
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", job["metadata"], spec), *others]
 
 
-def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
+def make_trainer(asked: manifests.ManifestRequest, read: manifests.Read) -> list[manifests.Document]:
     """Return a ClusterTrainingRuntime, a TrainJob that says what to train with it, and what stands beside them.
 
     Raises LaunchError for a name that cannot be.
@@ -58,8 +48,8 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
     if asked.spares:  # of the nodes that Trainer counts
         container["env"].append({"name": "SLIPWAY_SPARES", "value": str(asked.spares)})
     template = {"metadata": {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
-    limit = container["resources"]["limits"].get(GPU, CPU_PROCESSES)
-    words, env = arguments_and_environment(asked)
+    limit = container["resources"]["limits"].get(manifests.GPU, CPU_PROCESSES)
+    words, env = manifests.arguments_and_environment(asked)
     if processes == "auto" or processes.isdigit():
         env = [entry for entry in env if entry["name"] != "NPROC_PER_NODE"]  # numProcPerNode says it
     runtime = {
@@ -74,7 +64,7 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
         "resourcesPerNode": container["resources"],
         **({"env": env} if env else {}),
     }
-    labels = {name: value for name, value in generic["metadata"]["labels"].items() if name != QUEUE}
+    labels = {name: value for name, value in generic["metadata"]["labels"].items() if name != manifests.QUEUE}
     shared = {"name": asked.name, "labels": {**labels, f"{TRAINER}/framework": "torch"}}
     use = {"apiGroup": TRAINER, "kind": "ClusterTrainingRuntime", "name": asked.name}
     version = f"{TRAINER}/v1alpha1"
@@ -85,10 +75,12 @@ def make_trainer(asked: ManifestRequest, read: Read) -> list[Document]:
     ]
 
 
-def _parts(asked: ManifestRequest, read: Read) -> tuple[Document, list[Document]]:
+def _parts(
+    asked: manifests.ManifestRequest, read: manifests.Read
+) -> tuple[manifests.Document, list[manifests.Document]]:
     """The Job that stands inside, and what stands beside it. JobSet makes the Service and names the pods itself."""
-    require_name(asked.name, f"-{NODE}-0-{asked.launchers - 1}-abcde")
-    job, *others = make_manifests(asked, read)
+    manifests.require_name(asked.name, f"-{NODE}-0-{asked.launchers - 1}-abcde")
+    job, *others = manifests.make_manifests(asked, read)
     job["spec"]["template"]["spec"].pop("subdomain", None)
     kept = [one for one in others if (one["kind"], one["metadata"]["name"]) != ("Service", asked.name)]
     return job, [_of_set(one, asked.name) if one["metadata"]["name"] == asked.name else one for one in kept]
@@ -101,10 +93,10 @@ def _of_set(value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: {SET_LABEL: name} if key == "matchLabels" and INSTANCE in item else _of_set(item, name)
+        key: {SET_LABEL: name} if key == "matchLabels" and manifests.INSTANCE in item else _of_set(item, name)
         for key, item in value.items()
     }
 
 
-def _object(version: str, kind: str, metadata: Document, spec: Document) -> Document:
+def _object(version: str, kind: str, metadata: manifests.Document, spec: manifests.Document) -> manifests.Document:
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

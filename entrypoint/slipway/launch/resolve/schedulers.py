@@ -11,15 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
-from slipway.launch.resolve.clouds import (
-    AWS_BATCH,
-    AZURE_ML,
-    DSTACK,
-    INSTANT_CLUSTER,
-    LEADER_WORKER_SET,
-    SAGEMAKER,
-    VERTEX_AI,
-)
+from slipway.launch.resolve import clouds
 from slipway.launch.resolve.scheduler import Claims, JobShape, Reading, Scheduler
 from slipway.launch.resolve.sources import Claim
 from slipway.protocol.errors import LaunchError
@@ -425,8 +417,8 @@ SKYPILOT = Scheduler(
     strict=True,
 )
 SCHEDULERS = (
-    *(PET, INSTANT_CLUSTER, AZURE_ML, SLURM, INDEXED_JOB, VOLCANO, OPEN_MPI, JSRUN, MPICH, LSF, SKYPILOT),
-    *(AWS_BATCH, LEADER_WORKER_SET, SAGEMAKER, VERTEX_AI, DSTACK),
+    *(PET, clouds.INSTANT_CLUSTER, clouds.AZURE_ML, SLURM, INDEXED_JOB, VOLCANO, OPEN_MPI, JSRUN, MPICH, LSF, SKYPILOT),
+    *(clouds.AWS_BATCH, clouds.LEADER_WORKER_SET, clouds.SAGEMAKER, clouds.VERTEX_AI, clouds.DSTACK),
 )
 
 

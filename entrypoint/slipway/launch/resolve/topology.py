@@ -10,20 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from slipway.launch.resolve import placement
 from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
-from slipway.launch.resolve.placement import (
-    Process,
-    choose_backend,
-    choose_threads,
-    find_process,
-    is_fair,
-    place_gpus,
-    place_processes,
-    share_gpus,
-)
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
@@ -88,7 +79,7 @@ class Topology(NamedTuple):
     requeues: str
     runtime: str
     threads: int | None
-    process: Process | None
+    process: placement.Process | None
     values: Mapping[str, Value]
     mended: Mapping[str, str]
     notes: tuple[str, ...]
@@ -130,7 +121,7 @@ class Topology(NamedTuple):
     @property
     def rank_gpus(self) -> dict[int, Gpu]:
         """The GPU of each of these ranks; none on the CPU."""
-        gpus = place_gpus(self.gpus, self.processes_per_node)
+        gpus = placement.place_gpus(self.gpus, self.processes_per_node)
         return dict(zip(self.ranks, gpus[self.process.local_rank :] if self.process else gpus, strict=False))
 
     @property
@@ -187,7 +178,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     _refuse_nesting(sources.environ)
     readings = read_schedulers(sources.environ, host.fqdn)
     values = {name: _resolve(name, sources, readings) for name in TOPOLOGICAL}
-    process = find_process(sources, readings)
+    process = placement.find_process(sources, readings)
     if process:
         _place_process(process, values)
     else:
@@ -218,10 +209,10 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         values["MASTER_PORT"] = Value(str(port), FREE_PORT)
     restarts = [claim.value for reading in readings if (claim := reading.get("RESTARTS"))]
     requeues = readings[0].scheduler.name if readings and not readings[0].scheduler.restarts_tasks else ""
-    device, processes = place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.shell)
+    device, processes = placement.place_processes(values["NPROC_PER_NODE"].claim, devices, sources, process, host.shell)
     # With GPUs to spare a script may use several in each process, and which is its own affair.
     wanted = processes >= len(devices.gpus) and sources.value("SLIPWAY_CPU_BINDING") != "none"
-    if device == "cpu" or not wanted or not is_fair(devices.gpus, processes, devices.cpus):
+    if device == "cpu" or not wanted or not placement.is_fair(devices.gpus, processes, devices.cpus):
         devices = devices._replace(gpus=tuple(gpu._replace(cores=()) for gpu in devices.gpus))
     return Topology(
         nodes=nodes,
@@ -233,7 +224,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         master_port=port,
         # The launchers of several nodes meet on MASTER_PORT itself; they may agree on another one for torchrun's store.
         store_port=port + (nodes > 1 and not process),
-        backend=choose_backend(sources, device, processes, devices, process, host.shell),
+        backend=placement.choose_backend(sources, device, processes, devices, process, host.shell),
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler.name if readings else "none",
@@ -242,7 +233,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         replaces=any(reading.scheduler.replaces_nodes for reading in readings),
         requeues=requeues,
         runtime=host.runtime,
-        threads=choose_threads(sources, readings, devices, processes, process),
+        threads=placement.choose_threads(sources, readings, devices, processes, process),
         process=process,
         values=values,
         mended=host.mended,
@@ -292,7 +283,7 @@ def _number(name: str, values: Mapping[str, Value]) -> int:
     return int(str(parse_claim(BY_NAME[name], values[name].claim)))
 
 
-def _place_process(process: Process, values: dict[str, Value]) -> None:
+def _place_process(process: placement.Process, values: dict[str, Value]) -> None:
     """Derive the node's place from the process's, where no scheduler says it."""
     for name, number in (("WORLD_SIZE", process.nodes), ("RANK", process.rank // process.local_world_size)):
         if process.source == "LOCAL_RANK":
@@ -300,7 +291,7 @@ def _place_process(process: Process, values: dict[str, Value]) -> None:
 
 
 def _read_place(
-    sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value], process: Process | None
+    sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value], process: placement.Process | None
 ) -> tuple[NodeCount, int]:
     """Return the number of nodes, and the node rank. Raises LaunchError where the rank does not fit."""
     rank, size = values["RANK"], values["WORLD_SIZE"]
@@ -322,7 +313,9 @@ def _read_place(
     return nodes, node_rank
 
 
-def _read_size(sources: Sources, readings: tuple[Reading, ...], claim: Claim, process: Process | None) -> NodeCount:
+def _read_size(
+    sources: Sources, readings: tuple[Reading, ...], claim: Claim, process: placement.Process | None
+) -> NodeCount:
     """Return the number of nodes and of spare nodes. Raises LaunchError where there cannot be spare nodes, or not as many.
 
     A scheduler counts all nodes that it starts, spare ones among them; people count those of the job.
@@ -425,7 +418,7 @@ def _notes(
     nodes: int,
     device: str,
     devices: Devices,
-    process: Process | None,
+    process: placement.Process | None,
     runtime: str,
 ) -> list[str]:
     notes = []
@@ -472,13 +465,13 @@ def _spare_notes(size: NodeCount, node_rank: int, requeues: str) -> Iterator[str
         yield f"node {node_rank} is a spare node: it waits, and takes the place of a node that is lost"
 
 
-def _place_notes(devices: Devices, device: str, processes: int, process: Process | None) -> Iterator[str]:
+def _place_notes(devices: Devices, device: str, processes: int, process: placement.Process | None) -> Iterator[str]:
     """What is particular about where each process runs."""
-    places = dict(enumerate(place_gpus(devices.gpus, processes) if device == "cuda" else ()))
+    places = dict(enumerate(placement.place_gpus(devices.gpus, processes) if device == "cuda" else ()))
     if process:
         places = {local: gpu for local, gpu in places.items() if local == process.local_rank}
     if any(gpu.is_slice for gpu in places.values()):
-        shared = share_gpus(devices.gpus, processes, process)
+        shared = placement.share_gpus(devices.gpus, processes, process)
         yield (
             "MIG: each process sees its own slice alone, as device 0"
             f"{'; NCCL refuses slices of one GPU, so auto is gloo' if shared else ''}"

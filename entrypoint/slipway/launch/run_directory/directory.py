@@ -23,29 +23,10 @@ from slipway.launch.run_directory.records import (
     read_ledger,
     read_record,
 )
+from slipway.protocol import files
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.durable import FileFacts
 from slipway.protocol.errors import LaunchError, told_if_unreadable
-from slipway.protocol.files import (
-    CLOCKS_FILE,
-    HEARTBEATS,
-    LOGS,
-    METRICS_FILE,
-    NODE,
-    OUTCOME_FILE,
-    PLAN_FILE,
-    RUN_FILE,
-    SNAPSHOTS,
-    STEPS,
-    node_folder,
-    number_in,
-    open_run_file,
-    parse_json,
-    read_json,
-    read_metrics,
-    read_metrics_lines,
-    why_unreadable,
-)
 from slipway.protocol.snapshots import ManifestError, list_snapshots, newest_step, read_manifest, snapshot_attempt
 
 if TYPE_CHECKING:
@@ -59,9 +40,9 @@ MOST = 5  # lines about files that cannot be read
 
 def read_clocks(folder: Path) -> ClocksRecord:
     """The ranks of a trace with their clocks, by the folder of the trace, wherever that is. Raises LaunchError (78)."""
-    found = read_record(ClocksRecord, file := folder / CLOCKS_FILE)
+    found = read_record(ClocksRecord, file := folder / files.CLOCKS_FILE)
     if not found.ranks:
-        why = why_unreadable(file) or "names no rank"
+        why = files.why_unreadable(file) or "names no rank"
         raise LaunchError(f"{file} {why}: {folder} holds no trace.")
     return found
 
@@ -74,7 +55,7 @@ class RunDirectory:
 
     def node(self, node_rank: int, process: int | None = None) -> NodeDirectory:
         """What belongs to one node: logs, outcomes, the stop flag."""
-        return _node_directory(node_folder(self.path, node_rank), process)
+        return _node_directory(files.node_folder(self.path, node_rank), process)
 
     def nodes(self, within: str) -> list[NodeDirectory]:
         """The nodes that have this folder here."""
@@ -83,22 +64,22 @@ class RunDirectory:
     def launchers(self) -> list[NodeDirectory]:
         """The launchers that hold the run, or held it until they were killed, each by its node's folder."""
         locks = self._in_nodes("launcher*.json")
-        return [_node_directory(lock.parent, number_in(lock.stem, "launcher-")) for lock in locks]
+        return [_node_directory(lock.parent, files.number_in(lock.stem, "launcher-")) for lock in locks]
 
     def _in_nodes(self, pattern: str) -> list[Path]:
         """What has this name in the folders of nodes. Other folders may have names that begin like theirs."""
-        found = sorted(self.path.glob(f"{NODE}*/{pattern}"))
-        return [file for file in found if number_in(file.relative_to(self.path).parts[0], NODE) is not None]
+        found = sorted(self.path.glob(f"{files.NODE}*/{pattern}"))
+        return [file for file in found if files.number_in(file.relative_to(self.path).parts[0], files.NODE) is not None]
 
     @property
     def exists(self) -> bool:
         """Whether it is a run: what a launcher leaves is in it. Raises OSError where this user may not look."""
-        return (self.path / RUN_FILE).is_file() or bool(self.launchers()) or bool(self.nodes(LOGS))
+        return (self.path / files.RUN_FILE).is_file() or bool(self.launchers()) or bool(self.nodes(files.LOGS))
 
     @property
     def record(self) -> RunRecord:
         """What was started."""
-        return read_record(RunRecord, self.path / RUN_FILE)
+        return read_record(RunRecord, self.path / files.RUN_FILE)
 
     def is_newest(self, attempt: int) -> bool:
         """Whether no launcher has begun a later attempt: one that took the run over, or continues without this node."""
@@ -113,7 +94,7 @@ class RunDirectory:
     def save_seconds(self) -> float:
         """How long the newest snapshot took to be written, by the times of its files; 0 where nothing says so."""
         with suppress(OSError, IndexError, ValueError):
-            times = [file.stat().st_mtime for file in list_snapshots(self.path / SNAPSHOTS)[0].iterdir()]
+            times = [file.stat().st_mtime for file in list_snapshots(self.path / files.SNAPSHOTS)[0].iterdir()]
             return max(times) - min(times)
         return 0.0
 
@@ -121,7 +102,7 @@ class RunDirectory:
     def snapshots_attempt(self) -> int:
         """The newest attempt that wrote any of the snapshots; 0 without one."""
         with suppress(OSError):
-            return max(map(snapshot_attempt, list_snapshots(self.path / SNAPSHOTS)), default=0)
+            return max(map(snapshot_attempt, list_snapshots(self.path / files.SNAPSHOTS)), default=0)
         return 0
 
     @property
@@ -130,12 +111,12 @@ class RunDirectory:
         launcher.
         """
         steps = [self.newest_step or 0, *(tried.reached for tried in self._verdict.attempts)]
-        steps += [beat.step for node in self.nodes(HEARTBEATS) for beat in node.beats().values()]
-        return min(max(steps), STEPS)
+        steps += [beat.step for node in self.nodes(files.HEARTBEATS) for beat in node.beats().values()]
+        return min(max(steps), files.STEPS)
 
     @property
     def _verdict(self) -> OutcomeRecord:
-        return read_record(OutcomeRecord, self.path / OUTCOME_FILE)
+        return read_record(OutcomeRecord, self.path / files.OUTCOME_FILE)
 
     @property
     def outcome(self) -> OutcomeRecord:
@@ -145,7 +126,7 @@ class RunDirectory:
     @property
     def outcome_json(self) -> dict[str, Any]:
         """The same as it was written."""
-        outcome, record = read_json(self.path / OUTCOME_FILE), read_json(self.path / RUN_FILE)
+        outcome, record = files.read_json(self.path / files.OUTCOME_FILE), files.read_json(self.path / files.RUN_FILE)
         return outcome if not record or outcome.get("attempt") == record.get("attempt") else {}
 
     @property
@@ -160,13 +141,13 @@ class RunDirectory:
 
     def attempts_before(self, first: int) -> list[dict[str, Any]]:
         """The attempts before the `first` of this start, as they are in outcome.json."""
-        tries = read_json(self.path / OUTCOME_FILE).get("attempts")
+        tries = files.read_json(self.path / files.OUTCOME_FILE).get("attempts")
         whole = [tried for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
         return [tried for tried in whole if 0 < finite(tried.get("number")) < first]
 
     def ledger(self, node_rank: int = 0) -> Ledger | None:
         """The newest ledger, of a node or with the verdict; None without one."""
-        verdict = read_ledger(read_json(self.path / OUTCOME_FILE).get("ledger"))
+        verdict = read_ledger(files.read_json(self.path / files.OUTCOME_FILE).get("ledger"))
         found = [ledger for ledger in (self.node(node_rank).ledger(), verdict) if ledger]
         return max(found, key=lambda ledger: ledger.until, default=None)
 
@@ -178,29 +159,29 @@ class RunDirectory:
 
     def content(self, name: str) -> dict[str, Any]:
         """The object in one of the run's JSON files, as a workload wrote it; an empty one where there is none."""
-        return read_json(self.path / name)
+        return files.read_json(self.path / name)
 
     def snapshot_files(self, name: str) -> Mapping[str, FileFacts]:
         """The files of a snapshot with their checksums, by its manifest; none without one that can be read."""
         try:
-            return read_manifest(self.path / SNAPSHOTS / name).files
+            return read_manifest(self.path / files.SNAPSHOTS / name).files
         except (OSError, ManifestError):
             return {}
 
     def metrics(self) -> Iterator[dict[str, Any] | None]:
         """The lines of metrics.jsonl, None for each that is torn or makes no sense. Raises OSError."""
-        for line in read_metrics_lines(self.path / METRICS_FILE):
+        for line in files.read_metrics_lines(self.path / files.METRICS_FILE):
             yield _parse_line(line.encode(errors="replace"))
 
     def metrics_by_step(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl that have a step. Raises OSError."""
-        for _, values in read_metrics(self.path / METRICS_FILE):
+        for _, values in files.read_metrics(self.path / files.METRICS_FILE):
             yield values
 
     def newest_numbers(self) -> dict[str, float]:
         """The newest value of each number in the last lines of metrics.jsonl, by its name; none where there are none."""
         found: dict[str, float] = {}
-        with suppress(OSError), open_run_file(self.path / METRICS_FILE) as file:
+        with suppress(OSError), files.open_run_file(self.path / files.METRICS_FILE) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
             for line in file.read().splitlines():
                 numbers = (_parse_line(line) or {}).items()
@@ -209,16 +190,16 @@ class RunDirectory:
 
     def logs(self) -> list[RankLog]:
         """The logs of all ranks, and of what started them."""
-        return [log for node in self.nodes(LOGS) for log in node.logs()]
+        return [log for node in self.nodes(files.LOGS) for log in node.logs()]
 
     @property
     def containers(self) -> set[object]:
         """The ids of the containers whose commands its launchers were."""
-        return {read_json(file).get("container") for file in self._in_nodes(PLAN_FILE)}
+        return {files.read_json(file).get("container") for file in self._in_nodes(files.PLAN_FILE)}
 
     def node_counts(self) -> list[int]:
         """How many nodes the job has, by run.json and by each launcher's plan."""
-        plans = [read_json(file).get("topology") for file in self._in_nodes(PLAN_FILE)]
+        plans = [files.read_json(file).get("topology") for file in self._in_nodes(files.PLAN_FILE)]
         return [self.record.nodes, *(decoded.nodes for plan in plans if (decoded := decode_known(RunRecord, plan)))]
 
     def files(self, pattern: str) -> list[Path]:
@@ -229,9 +210,9 @@ class RunDirectory:
 
     def odd_files(self) -> list[str]:
         """The files that are skipped because they cannot be read, each with the reason, so that they are not missed silently."""
-        nodes = map(self._in_nodes, ("*.json", f"{HEARTBEATS}/*.json"))
-        files = chain((self.path / RUN_FILE, self.path / OUTCOME_FILE), *nodes)
-        return _skipped([*_unreadable(files), *_not_regular(self._in_nodes(f"{LOGS}/*.log"))])
+        nodes = map(self._in_nodes, ("*.json", f"{files.HEARTBEATS}/*.json"))
+        paths = chain((self.path / files.RUN_FILE, self.path / files.OUTCOME_FILE), *nodes)
+        return _skipped([*_unreadable(paths), *_not_regular(self._in_nodes(f"{files.LOGS}/*.log"))])
 
 
 def _node_directory(path: Path, process: int | None = None) -> NodeDirectory:
@@ -243,7 +224,7 @@ def _node_directory(path: Path, process: int | None = None) -> NodeDirectory:
 
 def list_run_directories(runs: Path) -> list[RunDirectory]:
     """The runs in a folder of runs, by name."""
-    return [RunDirectory(file.parent) for file in sorted(runs.glob(f"*/{RUN_FILE}"))]
+    return [RunDirectory(file.parent) for file in sorted(runs.glob(f"*/{files.RUN_FILE}"))]
 
 
 def newest_run(
@@ -262,12 +243,12 @@ def newest_run(
 @told_if_unreadable("Run this command as its owner, or choose another folder with --runs DIR.")
 def odd_records(runs: Path) -> list[str]:
     """The runs in a folder of runs that are skipped because they cannot be read, each with the reason."""
-    return _skipped(_unreadable(run.path / RUN_FILE for run in list_run_directories(runs)))
+    return _skipped(_unreadable(run.path / files.RUN_FILE for run in list_run_directories(runs)))
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     with suppress(ValueError, RecursionError):
-        record = parse_json(line)
+        record = files.parse_json(line)
         return record if isinstance(record, dict) else None
     return None
 
@@ -277,14 +258,14 @@ def finite(value: object) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def _unreadable(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    for file in files:
-        if why := why_unreadable(file):
+def _unreadable(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for file in paths:
+        if why := files.why_unreadable(file):
             yield file, why
 
 
-def _not_regular(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    for file in files:
+def _not_regular(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for file in paths:
         try:
             regular = stat.S_ISREG(os.lstat(file).st_mode)
         except OSError:  # it is gone, or may not be read

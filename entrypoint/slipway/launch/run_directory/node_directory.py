@@ -11,39 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from slipway.launch.run_directory.records import read_ledger, read_record
 from slipway.process.folder_lock import Holder, read_holder
+from slipway.protocol import files
 from slipway.protocol.decoding import Between, decode_known, decode_rows
-from slipway.protocol.files import (
-    HANG_FILE,
-    HEARTBEATS,
-    LAUNCHER_FILE,
-    LEDGER_FILE,
-    LOGS,
-    NODE,
-    OUTCOMES,
-    RANK,
-    RANKS,
-    RANKS_FILE,
-    SECONDS,
-    SPARES_FILE,
-    STACKS_FILE,
-    STOP_FILE,
-    TRACE_FILE,
-    TRACE_WANTED,
-    WAITING_FILE,
-    error_file,
-    number_in,
-    own_file,
-    rank_file,
-    rank_log,
-    read_json,
-    read_run_text,
-)
 from slipway.protocol.phases import Phase
 
 if TYPE_CHECKING:
     from slipway.launch.verdict.ledger import Ledger
 
-Seconds = Annotated[float, Between(0, SECONDS)]
+Seconds = Annotated[float, Between(0, files.SECONDS)]
 
 
 class WaitingRecord(NamedTuple):
@@ -148,7 +123,7 @@ class Beat(NamedTuple):
     spent: Mapping[Phase, Seconds] = MappingProxyType({})
     again: Seconds = 0.0
     own: Seconds | None = None
-    slow: tuple[Annotated[int, Between(0, RANKS - 1)], Seconds] | None = None
+    slow: tuple[Annotated[int, Between(0, files.RANKS - 1)], Seconds] | None = None
     waited: Mapping[int, Seconds] = MappingProxyType({})
 
     @property
@@ -172,7 +147,7 @@ class RankLog(NamedTuple):
     @property
     def rank(self) -> int | None:
         """The rank, None for the log of what started the ranks."""
-        return number_in(self.path.stem, RANK)
+        return files.number_in(self.path.stem, files.RANK)
 
 
 class NodeDirectory(NamedTuple):
@@ -184,16 +159,16 @@ class NodeDirectory(NamedTuple):
     @property
     def rank(self) -> int:
         """The node's rank, by the folder's name."""
-        return number_in(self.path.name, NODE) or 0
+        return files.number_in(self.path.name, files.NODE) or 0
 
     def file(self, name: str) -> Path:
         """A file of the launcher, by its name where there is one launcher for the node."""
-        return own_file(self.path, name, self.process)
+        return files.own_file(self.path, name, self.process)
 
     @property
     def lock(self) -> Path:
         """The file that says which process holds this folder."""
-        return self.file(LAUNCHER_FILE)
+        return self.file(files.LAUNCHER_FILE)
 
     @property
     def holder(self) -> Holder | None:
@@ -203,90 +178,94 @@ class NodeDirectory(NamedTuple):
     @property
     def waiting(self) -> WaitingRecord | None:
         """Which attempt the launcher waits for; None where it does not wait."""
-        content = read_json(self.path / WAITING_FILE)
+        content = files.read_json(self.path / files.WAITING_FILE)
         return decode_known(WaitingRecord, content) if content else None
 
     @property
     def spares(self) -> tuple[SpareNode, ...] | None:
         """The spare nodes that wait while an attempt runs, as node 0 wrote them down; None of a job without any."""
-        content = read_json(self.path / SPARES_FILE)
+        content = files.read_json(self.path / files.SPARES_FILE)
         record = decode_known(SparesRecord, content) if content else None
         return record.spares if record else None
 
     @property
     def hang(self) -> str:
         """A hang of a script that lasts, in words; empty without one."""
-        return read_record(HangRecord, self.file(HANG_FILE)).text
+        return read_record(HangRecord, self.file(files.HANG_FILE)).text
 
     @property
     def stopping(self) -> str:
         """Why its workers were asked to stop, in words; empty where they were not."""
-        return read_record(StopRecord, self.path / STOP_FILE).name
+        return read_record(StopRecord, self.path / files.STOP_FILE).name
 
     def beats(self, ranks: Iterable[int] | None = None) -> dict[int, Beat]:
         """The newest heartbeat of each rank that has one, of all ranks of the node by default."""
-        files = {rank: self.heartbeat_file(rank) for rank in (self._ranks() if ranks is None else ranks)}
-        found = {rank: read_beat(rank, read_json(file)) for rank, file in files.items()}
+        paths = {rank: self.heartbeat_file(rank) for rank in (self._ranks() if ranks is None else ranks)}
+        found = {rank: read_beat(rank, files.read_json(file)) for rank, file in paths.items()}
         return {rank: beat for rank, beat in found.items() if beat}
 
     def heartbeat_file(self, rank: int) -> Path:
         """The file that a rank writes its heartbeat to."""
-        return rank_file(self.path, HEARTBEATS, rank)
+        return files.rank_file(self.path, files.HEARTBEATS, rank)
 
     def _ranks(self) -> list[int]:
-        names = [file.stem for file in (self.path / HEARTBEATS).glob("*.json")]
-        return sorted(rank for name in names if (rank := number_in(name, RANK)) is not None)
+        names = [file.stem for file in (self.path / files.HEARTBEATS).glob("*.json")]
+        return sorted(rank for name in names if (rank := files.number_in(name, files.RANK)) is not None)
 
     def outcomes(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
         """What those of the ranks that have ended wrote about it."""
-        return {rank: record for rank in ranks if (record := read_json(rank_file(self.path, OUTCOMES, rank)))}
+        return {
+            rank: record
+            for rank in ranks
+            if (record := files.read_json(files.rank_file(self.path, files.OUTCOMES, rank)))
+        }
 
     def log_text(self, rank: int) -> str:
         """All that a rank printed. Raises OSError."""
-        return read_run_text(self.path / LOGS / rank_log(rank))
+        return files.read_run_text(self.path / files.LOGS / files.rank_log(rank))
 
     def logs(self) -> list[RankLog]:
         """The logs of its ranks, and of what started them."""
-        return [RankLog(path, self.rank) for path in (self.path / LOGS).glob("*.log")]
+        return [RankLog(path, self.rank) for path in (self.path / files.LOGS).glob("*.log")]
 
     def tracebacks(self, ranks: Iterable[int]) -> dict[int, list[str]]:
         """The tracebacks that `torch.distributed.elastic`'s @record wrote, by rank, in lines."""
         found = {}
         for rank in ranks:
-            match read_json(self.path / OUTCOMES / error_file(rank)):
+            match files.read_json(self.path / files.OUTCOMES / files.error_file(rank)):
                 case {"message": {"extraInfo": {"py_callstack": str() as stack}}}:
                     found[rank] = stack.splitlines()
         return found
 
     def ledger(self) -> "Ledger | None":
         """The ledger that the launcher keeps; None without one."""
-        return read_ledger(read_json(self.path / LEDGER_FILE))
+        return read_ledger(files.read_json(self.path / files.LEDGER_FILE))
 
     def failures(self) -> list[dict[str, Any]]:
         """The attempts that failed, as the launcher keeps them with its ledger, oldest first."""
-        rows = read_json(self.path / LEDGER_FILE).get("failures")
+        rows = files.read_json(self.path / files.LEDGER_FILE).get("failures")
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def xids(self) -> list[XidCount]:
         """The Xid errors of its GPUs, as the launcher keeps them with its ledger."""
-        return decode_rows(XidCount, read_json(self.path / LEDGER_FILE).get("xids"))
+        return decode_rows(XidCount, files.read_json(self.path / files.LEDGER_FILE).get("xids"))
 
     def workers(self) -> list[RankStatus]:
         """How far the ranks of a script are."""
-        rows = read_record(RanksRecord, self.file(RANKS_FILE)).ranks
+        rows = read_record(RanksRecord, self.file(files.RANKS_FILE)).ranks
         return decode_rows(RankStatus, [{**row, "rank": rank} for rank, row in rows.items() if isinstance(row, dict)])
 
     def stacks(self) -> RanksRecord:
         """The answer to the newest request for stacks."""
-        return read_record(RanksRecord, self.file(STACKS_FILE))
+        return read_record(RanksRecord, self.file(files.STACKS_FILE))
 
     def trace_request(self) -> str:
         """The id of the request to trace that waits; empty without one."""
-        return read_record(TraceRequest, self.path / TRACE_WANTED).id
+        return read_record(TraceRequest, self.path / files.TRACE_WANTED).id
 
     def trace_answer(self) -> TraceAnswer:
         """How far the newest request to trace is."""
-        return read_record(TraceAnswer, self.path / TRACE_FILE)
+        return read_record(TraceAnswer, self.path / files.TRACE_FILE)
 
 
 def read_stop(file: Path) -> str:

@@ -24,6 +24,7 @@ from slipway.protocol.durable import make_folder, replace_file, sync_folder, wri
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import listed
 from slipway.train.hub.fetch import ByteProgress, hash_file
+from slipway.train.text import token_folder
 from slipway.train.text.coverage import Coverage
 from slipway.train.text.encodings import is_table
 from slipway.train.text.inputs import (
@@ -39,15 +40,6 @@ from slipway.train.text.inputs import (
     read_parts,
 )
 from slipway.train.text.piece import COVERAGE, PLAN, PiecePlan, Written, piece_file, record_file, work_through
-from slipway.train.text.token_folder import (
-    DTYPES,
-    Part,
-    Shard,
-    TokenFolder,
-    manifest_text,
-    manifest_values,
-    read_folder,
-)
 from slipway.train.text.tokenizer import BYTES, Tokenizer
 
 WORK = ".preparation"  # in the output folder: the plan and the pieces
@@ -72,7 +64,7 @@ def prepare(
     say: Callable[[str], None],
     tick: Callable[[], None] = lambda: None,
     judge: Callable[[Coverage], object] = lambda coverage: None,
-) -> TokenFolder:
+) -> token_folder.TokenFolder:
     """Make `out` a folder of the tokens of `inputs`, or resume after an interruption.
 
     `tick` is called whenever there is progress; `judge` before `out` becomes such a folder, and may raise. Raises
@@ -144,10 +136,10 @@ def described_sources(sources: Sequence[TextSource], others: int = 0) -> str:
     return text
 
 
-def finished_before(out: Path, wanted: Mapping[str, Any]) -> TokenFolder:
+def finished_before(out: Path, wanted: Mapping[str, Any]) -> token_folder.TokenFolder:
     """Return the folder that exists already. Raises ConfigurationError if it was made from or with something else."""
-    folder = read_folder(out)
-    was, now = manifest_values(folder), json.loads(json.dumps(wanted))
+    folder = token_folder.read_folder(out)
+    was, now = token_folder.manifest_values(folder), json.loads(json.dumps(wanted))
     pairs = [("the tokenizer", was["tokenizer"], now["tokenizer"], was["tokenizer"].get("name"))]
     pairs += [
         (f"--{name.replace('_', '-')}", was["settings"].get(name), value, was["settings"].get(name))
@@ -207,7 +199,7 @@ def join_pieces(
     shard_tokens: int,
     tick: Callable[[], None],
     judge: Callable[[Coverage], object] = lambda coverage: None,
-) -> TokenFolder:
+) -> token_folder.TokenFolder:
     """Join the pieces into shards, write the manifest, remove the pieces. Raises ConfigurationError if there is no text.
 
     `described` is what the manifest records about how the tokens were made. `judge` is called before anything is written;
@@ -221,23 +213,23 @@ def join_pieces(
     parts = {}
     for name in (TRAIN, VALIDATION):
         written = [record[name] for record in records]
-        parts[name] = Part(
+        parts[name] = token_folder.Part(
             documents=sum(one.documents for one in written),
             tokens=sum(one.tokens for one in written),
             bytes=sum(one.bytes for one in written),
             shards=tuple(string_shards(out, plan, name, written, shard_tokens, tick)),
         )
-    folder = TokenFolder(
+    folder = token_folder.TokenFolder(
         out, plan.dtype, train=parts[TRAIN], validation=parts[VALIDATION], coverage=coverage, **described
     )
-    replace_file(out / MANIFEST, manifest_text(folder))
+    replace_file(out / MANIFEST, token_folder.manifest_text(folder))
     shutil.rmtree(out / WORK)
     return folder
 
 
 def string_shards(
     out: Path, plan: PiecePlan, part: str, written: Sequence[Written], size: int, tick: Callable[[], None]
-) -> Iterator[Shard]:
+) -> Iterator[token_folder.Shard]:
     """Write the shards of a part, each under a temporary name until it is complete. Raises OSError."""
     files = [piece_file(out / WORK, plan, number, part) for number in range(len(written))]
     ends = list(accumulate(one.tokens for one in written))
@@ -246,7 +238,7 @@ def string_shards(
         largest: list[int] = []
 
         def chunks(start: int = start, stop: int = stop, largest: list[int] = largest) -> Iterator[memoryview]:
-            for tokens in stretch(files, ends, start, stop, DTYPES[plan.dtype]):
+            for tokens in stretch(files, ends, start, stop, token_folder.DTYPES[plan.dtype]):
                 largest.append(int(tokens.max()))
                 yield tokens.data
 
@@ -254,7 +246,7 @@ def string_shards(
         temporary = out / f".{name}"
         stored = write_file(temporary, chunks(), lambda _: tick())
         temporary.replace(out / name)
-        yield Shard(name, stop - start, stored.sha256, max(largest))
+        yield token_folder.Shard(name, stop - start, stored.sha256, max(largest))
     sync_folder(out)
 
 

@@ -23,21 +23,7 @@ from slipway.protocol.files import ALLREDUCE_FILE, CHARTS
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
 from slipway.train.loop.metrics import write_options
-from slipway.train.measure.bandwidth import (
-    COLUMNS,
-    RATE,
-    Measurement,
-    SlowestRank,
-    bandwidth_summary,
-    by_collective,
-    count_elements,
-    draw_by_size,
-    find_slowest,
-    line,
-    measure,
-    message_sizes,
-    size_text,
-)
+from slipway.train.measure import bandwidth
 from slipway.train.measure.collectives import (
     CollectiveBuffers,
     make_buffers,
@@ -60,10 +46,10 @@ ALONE = "a single process has no communication to test. Try two: slipway allredu
 class Findings:
     """The results so far; the same on all ranks except `own`, the seconds that this rank spent on its own work."""
 
-    rows: list[Measurement] = field(default_factory=list)
+    rows: list[bandwidth.Measurement] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     own: float = 0.0
-    straggler: SlowestRank | None = None
+    straggler: bandwidth.SlowestRank | None = None
     stragglers_host: str = ""
     complete: bool = False
 
@@ -97,10 +83,10 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
 
     Raises UnhealthyError on a rank that received wrong numbers, PeerError on the others.
     """
-    sizes = message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
+    sizes = bandwidth.message_sizes(options.min_bytes, options.largest(context.device.type), options.factor)
     dtype = DTYPES[options.dtype]
     context.steps = len(options.names) * len(sizes)
-    context.say(line(COLUMNS))
+    context.say(bandwidth.line(bandwidth.COLUMNS))
     for number, name in enumerate(options.names):
         word, _ = context.agree()
         if word is not None:
@@ -114,10 +100,10 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
             word, _ = context.agree()
             if word is not None:
                 return word
-            elements = count_elements(name, size, dtype.itemsize, context.place.world_size)
+            elements = bandwidth.count_elements(name, size, dtype.itemsize, context.place.world_size)
             row = measure_one(make_buffers(name, elements, dtype, context), options, context, findings)
             findings.rows.append(row)
-            context.say(line(row.cells))
+            context.say(bandwidth.line(row.cells))
             context.progress(number * len(sizes) + index + 1)
             charts.write(row.size, **{f"{name}_bus_gb_per_second": row.bus / 1e9})
     return None
@@ -125,7 +111,7 @@ def sweep(options: AllreduceOptions, context: Context, findings: Findings, chart
 
 def measure_one(
     buffers: CollectiveBuffers, options: AllreduceOptions, context: Context, findings: Findings
-) -> Measurement:
+) -> bandwidth.Measurement:
     """Check a collective once, then time it on every rank."""
     whole = max(buffers.given.nbytes, buffers.result.nbytes)
     context.beat(Phase.MEASURE)
@@ -138,7 +124,7 @@ def measure_one(
     arrived = time.perf_counter()
     wrong = buffers.check()
     findings.own += filled - begin + time.perf_counter() - arrived
-    require_right(f"{buffers.collective} of {size_text(whole)}", wrong, context)
+    require_right(f"{buffers.collective} of {bandwidth.size_text(whole)}", wrong, context)
     context.beat(Phase.MEASURE)
     for _ in range(options.warmup_iterations):
         buffers.run()
@@ -146,7 +132,7 @@ def measure_one(
     context.wait_for_all()
     context.beat(Phase.MEASURE)
     seconds = time_calls(buffers.run, options.iterations, context.device)
-    return measure(buffers.collective, whole, context.gather_number(seconds))
+    return bandwidth.measure(buffers.collective, whole, context.gather_number(seconds))
 
 
 def require_right(what: str, wrong: str, context: Context) -> None:
@@ -162,7 +148,7 @@ def require_right(what: str, wrong: str, context: Context) -> None:
 def look_for_straggler(context: Context, findings: Findings) -> None:
     """Find the slowest rank and say what it is slow at."""
     context.beat(Phase.MEASURE)
-    findings.straggler = find_slowest(context.gather_number(findings.own), time_links(context))
+    findings.straggler = bandwidth.find_slowest(context.gather_number(findings.own), time_links(context))
     findings.stragglers_host = context.share_text(socket.gethostname(), findings.straggler.rank)
     context.say(f"slowest rank: {findings.straggler.rank} ({findings.stragglers_host}): {findings.straggler.text}")
 
@@ -174,7 +160,7 @@ def note_result(context: Context, findings: Findings, word: str | None) -> None:
         done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
         context.conclude(word, f"{word}; {done}; another start measures all of them again")
         return
-    text = bandwidth_summary(findings.rows, context.place.world_size) if findings.rows else ALONE
+    text = bandwidth.bandwidth_summary(findings.rows, context.place.world_size) if findings.rows else ALONE
     if context.place.world_size > 1 and not findings.rows:
         text = "the backend has none of these collectives"
     context.conclude(Word.FINISHED, text)
@@ -207,8 +193,10 @@ def write_findings(options: AllreduceOptions, context: Context, findings: Findin
     write_options(folder, options.workload, options)
     replace_file(folder / ALLREDUCE_FILE, json.dumps(as_json(options, context, findings), indent=1))
     if findings.rows:
-        groups = [(name, number, group) for number, (name, group) in enumerate(by_collective(findings.rows).items())]
-        picture = draw_by_size("Bus bandwidth", groups, lambda row: row.bus, RATE)
+        groups = [
+            (name, number, group) for number, (name, group) in enumerate(bandwidth.by_collective(findings.rows).items())
+        ]
+        picture = bandwidth.draw_by_size("Bus bandwidth", groups, lambda row: row.bus, bandwidth.RATE)
         replace_file(folder / "allreduce.svg", svg_file(picture))
 
 
