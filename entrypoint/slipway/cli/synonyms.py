@@ -7,18 +7,21 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import click
 
 from slipway.cli.launching import hyphens, launcher_options
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.settings import SETTINGS
 from slipway.options.numbers import example
+from slipway.protocol.mistake import nearest
 
 # Ours, by theirs. Where there are several the first counts that the command has; one with a value takes none from the line.
 _THEIRS: Mapping[str, str] = {
     "--nproc-per-node": "nproc gpus num-gpus ngpus n-gpus gpu devices num-devices gpus-per-node num-processes nproc-per-machine "
-    "ntasks-per-node processes procs processes-per-node workers-per-node",
+    "device accelerator ntasks-per-node processes procs processes-per-node workers-per-node",
     "--nproc-per-node cpu": "cpu use-cpu no-cuda",
     "--nnodes": "num-nodes nodes num-machines machines nnode n-nodes world-size",
     "--node-rank": "rank machine-rank noderank",
@@ -93,7 +96,8 @@ COMMANDS = {
     "version": "--version",
 }
 NEAR = 0.85  # how much of two names is equal where one may be the other, misspelt
-VALUES = {"--nproc-per-node": {"all": "auto"}}  # of docker's --gpus
+# Ours, by theirs: of docker's --gpus, and of --device.
+VALUES = {"--nproc-per-node": {"all": "auto", "auto": "auto", "cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}}
 
 
 def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str, str]) -> click.UsageError:
@@ -114,6 +118,7 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     if command and command.name in WORKLOADS:
         known |= {name for option in launcher_options() for name in option.opts}
     ours = meant(error.option_name, known)
+    error.possibilities = _likely(error, command.params if command else ())
     if not ours and not error.possibilities:  # theirs, misspelt; click has told of ours
         ours = next((meant(near, known) for near in get_close_matches(error.option_name, SYNONYMS, 1, NEAR)), "")
     if not ours:
@@ -125,6 +130,14 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     )
 
 
+def _likely(error: click.NoSuchOption, options: Collection[click.Parameter]) -> list[str]:
+    """Which of the options that click suggests may be meant: the dashes that all have in common make no name near."""
+    hidden = {name for option in options if getattr(option, "hidden", False) for name in option.opts}
+    name = error.option_name.strip("-")
+    names = [one for one in error.possibilities or () if one not in hidden]
+    return [one for one in names if get_close_matches(name, [one.strip("-")])]
+
+
 def _nearest_choice(error: click.BadParameter, param: click.Parameter, choice: click.Choice[Any]) -> click.BadParameter:
     """The same error with the value that may be meant: `medium` is a part of `gpt2-medium`."""
     found, choices = re.match(r"'(.*?)' is not one of", error.message), [str(one) for one in choice.choices]
@@ -133,7 +146,8 @@ def _nearest_choice(error: click.BadParameter, param: click.Parameter, choice: c
     typed = found[1].lower()
     part = next((one for one in choices if typed and (typed in one.lower() or one.lower() in typed)), "")
     near = next(iter(get_close_matches(typed, choices, 1, 0.5)), part)
-    told = f" Did you mean {param.opts[0]} {near}?" if near else ""
+    before = "" if isinstance(param, click.Argument) else f"{param.opts[0]} "
+    told = f" Did you mean {before}{near}?" if near else ""
     return click.BadParameter(f"{error.message.rstrip('.')}.{told}", error.ctx, param, error.param_hint)
 
 
@@ -172,6 +186,8 @@ def _begin_with_command(
     if not ours:
         return error
     line = words if ours == name else _replaced(words, name, ours)
+    if not line:
+        return error
     first = "gpt" if ours.partition(" ")[0] in own else "run"
     text = f"'{name}' must come after a command or a workload. Type: {shlex.join(['slipway', first, *line])}"
     return click.NoSuchOption(name, text, ctx=error.ctx)
@@ -187,7 +203,25 @@ def _replaced(words: Sequence[str], theirs: str, ours: str) -> list[str]:
     behind = list(words[place + 1 :])
     if fixed:
         return [*words[:place], name, *fixed, *(behind[1:] if behind[:1] in (["true"], ["True"], ["1"]) else behind)]
-    other = VALUES.get(name, {})
-    if equals:
-        return [*words[:place], f"{name}={other.get(value, value)}", *behind]
-    return [*words[:place], name, *(other.get(word, word) for word in behind[:1]), *behind[1:]]
+    given, behind = ([value], behind) if equals else (behind[:1], behind[1:])
+    values = [_value(name, word) for word in given]
+    if not all(map(partial(_is_taken, name), values)):
+        return []
+    return [*words[:place], *([f"{name}={values[0]}"] if equals else [name, *values]), *behind]
+
+
+def _value(name: str, theirs: str) -> str:
+    """The value of an option of ours that another one's is, also misspelt: `cuda:0` and `cud` are `gpu`."""
+    ours = VALUES.get(name, {})
+    near = "" if theirs[:1].isdigit() else nearest(theirs.lower().partition(":")[0], ours)
+    return ours.get(near, theirs)
+
+
+def _is_taken(name: str, value: str) -> bool:
+    """Whether an option of ours has this value."""
+    try:
+        for setting in (one for one in SETTINGS if one.option == name):
+            setting.parse(value)
+    except ValueError:
+        return False
+    return True

@@ -39,6 +39,11 @@ def test_no_option_of_ours_is_led_away_where_it_is_there() -> None:
         ("gpt --lerning-rate 1", "slipway gpt --lr 1"),
         ("gpt --stpes 1", ""),  # one of ours, misspelt, is told of without
         ("allreduce --fp16", "slipway allreduce --dtype fp16"),
+        ("gpt --device cuda:0 --steps 3", "slipway gpt --nproc-per-node gpu --steps 3"),
+        ("gpt --device=cud", "slipway gpt --nproc-per-node=gpu"),
+        ("plan --device cpux gpt", "slipway plan --nproc-per-node cpu gpt"),
+        ("gpt --device 0", ""),  # of another meaning: no line that is refused
+        ("gpt --num-nodes two", ""),
         ("linear --optimizer adam", ""),
         ("allreduce --lr 1", ""),
     ],
@@ -104,6 +109,8 @@ def test_every_command_that_is_suggested_is_there() -> None:
         ("gpt --schedule cos", "--schedule cosine"),
         ("gpt --resume auot", "Did you mean auto?"),
         ("gpt --resume Auto", "Did you mean auto?"),
+        ("gpt --nproc-per-node cud", "--nproc-per-node cud: type gpu for one process per GPU"),
+        ("completion bsh", "Did you mean bash?"),
         ("kubernetes", "Did you mean render k8s?"),
         ("list", "Did you mean runs?"),
         ("statsu", "Did you mean status?"),
@@ -111,3 +118,9 @@ def test_every_command_that_is_suggested_is_there() -> None:
 )
 def test_what_is_meant_is_asked(slipway: Slipway, words: str, meant: str) -> None:
     assert meant in slipway(*words.split()).err
+
+
+@pytest.mark.parametrize("words", ["check --devise 1", "vision --devise 1", "sample RUN --device cud", "gpt --tea 3"])
+def test_what_only_looks_alike_because_of_its_dashes_is_not_suggested(slipway: Slipway, words: str) -> None:
+    answer = slipway(*words.split())
+    assert not any(bogus in answer.err for bogus in ("--env-file", "--tee", "--eval-pictures")), answer.err

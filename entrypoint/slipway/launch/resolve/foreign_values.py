@@ -5,6 +5,8 @@ import re
 import socket
 from contextlib import suppress
 
+from slipway.protocol.mistake import nearest
+
 
 class ForeignValueError(ValueError):
     """A value that cannot be used. Its text says what to type, so that no example follows."""
@@ -28,6 +30,8 @@ def explain_value(name: str, text: str) -> str:
             f'a Kubernetes Service called "{service}" put it there. Set `enableServiceLinks: false` in the pod\'s spec, give the '
             f"Service another name, or set {name} in the container's `env`, which wins"
         )
+    if name == "NPROC_PER_NODE" and nearest(text.lower().partition(":")[0], ("auto", "cpu", "gpu", "cuda")) == "cuda":
+        return "type gpu for one process per GPU, or a number"
     if "\r" in text:
         return (
             "it has a carriage return in it, as files with Windows line ends have. Remove them: sed -i 's/\\r$//' FILE"
