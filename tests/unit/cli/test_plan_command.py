@@ -182,7 +182,9 @@ def test_the_options_of_a_workload_are_told_with_their_sources(slipway: Slipway)
     assert options["batch-size"] == {"value": 4, "source": "command line"}
     assert options["clip"] == {"value": 0.0, "source": "default"}
     lines = slipway("plan", *words, "--all").out.splitlines()
-    section = lines[lines.index("options of linear:") + 1 : lines.index("torchrun:") - 1]
+    section = lines[
+        lines.index("options of linear:") + 1 : [line.startswith("torchrun") for line in lines].index(True) - 1
+    ]
     assert [line.split()[0] for line in section] == list(options)
     assert [line.split(maxsplit=2)[1:] for line in section if line.startswith("lr ")] == [["0.3", "mine.yaml line 2"]]
 

@@ -1,7 +1,7 @@
 """Topology and workload become the exact torchrun command and environment. Pure, and printable by `slipway plan`."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from slipway.launch.resolve.sources import LIBRARIES, Sources
 from slipway.launch.resolve.topology import Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 from slipway.protocol.memory import VARIABLE as MEMORY
-from slipway.protocol.redact import redact, redact_words
+from slipway.protocol.redact import STARS, redact, redact_words
 
 # What C++ code writes to stdout while our workloads open a group is dropped (train/worker/place.py), gloo's chatter with NCCL's
 # words; and what is in its buffer is lost where a process dies. So NCCL is given another place for what NCCL_DEBUG asks of it.
@@ -206,7 +206,20 @@ def plan_lines(plan: Plan, values: Mapping[str, Value], options: Sequence[str], 
     lines += ["", more] if more else []
     exports = [f"{name}={shlex.quote(redact(name, value))}" for name, value in sorted(plan.env.items())]
     unset = [f"unset {' '.join(plan.unset)}"] if plan.unset else []
-    started = "the workload, as one process of the job:" if plan.topology.process else "torchrun:"
+    started = "the workload, as one process of the job" if plan.topology.process else "torchrun"
     if plan.workload.spawned:
-        started = "one process, which spawns the workers:"
-    return [*lines, "", started, *unset, f"env {' '.join(exports)} \\", f"  {shlex.join(redact_words(plan.argv))}"]
+        started = "one process, which spawns the workers"
+    command = [f"env {' '.join(exports)} \\", f"  {shlex.join(redact_words(plan.argv))}"]
+    if limits := "; ".join(_limits(plan, "\n".join(command))):
+        started += f" ({limits})"
+    return [*lines, "", f"{started}:", *unset, *command]
+
+
+def _limits(plan: Plan, command: str) -> Iterator[str]:
+    """Why a command that is shown cannot be typed as it stands."""
+    if plan.workload.builtin:
+        yield "what the launcher starts, with more variables for the run directory; type run in place of plan to start it"
+    if plan.topology.is_spare:
+        yield "PLACE is what this spare node learns later"
+    if STARS in command:
+        yield f"{STARS} is a secret"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from environments import ENROOT_TASKS, PER_PROCESS, PLAIN, PYTORCHJOB_NEW, TRAINER, TWO_TASKS_PER_NODE
@@ -323,20 +324,30 @@ def test_the_plan_for_people_is_a_table_of_values_and_a_command() -> None:
     assert f"{'WORKLOAD':<{width}}  gpt --preset tiny  default" in rows
     end = rows.index("")
     assert rows[end : end + 4] == ["", "options of linear:", "lr  0.1", ""]
-    assert rows[end + 4 : end + 6] == ["torchrun:", "unset MASTER_ADDR NNODES NODE_RANK RANK WORLD_SIZE"]
+    assert rows[end + 4 : end + 6] == [TORCHRUN, "unset MASTER_ADDR NNODES NODE_RANK RANK WORLD_SIZE"]
     assert rows[-2].startswith("env CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=2 ")
     assert rows[-2].endswith(" \\")
     assert rows[-1].startswith("  torchrun --nnodes=3 --node-rank=2 ")
 
 
+TORCHRUN = "torchrun (what the launcher starts, with more variables for the run directory; type run in place of plan to start it):"
+
+
 @pytest.mark.parametrize(
     ("environ", "words", "said"),
     [
-        ({}, ("linear",), "torchrun:"),
-        (PER_PROCESS, ("linear",), "the workload, as one process of the job:"),
+        ({}, ("linear",), TORCHRUN),
+        ({}, ("train.py",), "torchrun:"),  # which can be pasted
+        ({"WORLD_SIZE": "2+1", "RANK": "2", "MASTER_ADDR": "n0"}, ("train.py",), "torchrun (PLACE is what this spare node learns later):"),
+        (PER_PROCESS, ("train.py",), "the workload, as one process of the job:"),
+        ({}, ("train.py", "--api-key", "s3cret"), "torchrun (*** is a secret):"),
     ],
-)
-def test_the_plan_says_what_is_started(environ: dict[str, str], words: tuple[str, ...], said: str) -> None:
+)  # fmt: skip
+def test_the_plan_says_what_is_started_and_why_it_cannot_be_typed(
+    environ: dict[str, str], words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
     lines = plan_of(environ, [], words)
     assert said in lines
     assert not any(line.startswith("options of") for line in lines)
