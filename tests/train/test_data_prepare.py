@@ -134,6 +134,43 @@ def test_of_one_text_file_the_end_is_for_validation(tmp_path: Path) -> None:
     assert len(validation) == pytest.approx(0.1 * len(train + validation), rel=0.05)
 
 
+ARRAY, LINES = json.dumps([{"text": "one"}, {"text": "two"}], indent=1), '{"text": "one"}\n' * 300
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.txt", ARRAY, "a.json"),
+        ("a.txt", LINES, "a.jsonl"),
+        ("a.txt", json.dumps([{"text": "x" * 10**6}]), "a.json"),  # of which only the beginning is looked at
+        ("a.json", ARRAY, ""),
+        ("a.txt", '["a poem"]\n' * 9, ""),
+        ("a.txt", '{"so he spoke"}\n' * 9, ""),
+    ],
+)
+def test_json_that_is_read_as_text_is_named_with_the_name_that_it_should_have(
+    tmp_path: Path, name: str, content: str, told: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    said = run(tmp_path / name, "--out", tmp_path / "out")
+    assert said.count("note: JSON is read as plain text") == bool(told)
+    assert not told or f"a.txt. To train on the text in it alone, type mv {tmp_path}/a.txt {tmp_path}/{told}\n" in said
+
+
+def test_json_beside_text_is_named(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "text\n" * 9), ("b.json", ARRAY)):
+        (tmp_path / name).write_text(content)
+    assert "b.json. To train on the text in it alone, give files of JSON alone\n" in run(
+        tmp_path, "--out", tmp_path / "out"
+    )
+
+
+def test_one_document_is_no_several(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 100)
+    said = run(tmp_path / "a.txt", "--out", tmp_path / "out")
+    assert "training: 1 document, " in said, said
+
+
 def test_a_text_without_lines_is_cut_at_words_or_characters(tmp_path: Path) -> None:
     for name, text in (("words.txt", "sea wind " * 1000), ("chars.txt", "水" * 5000)):
         (tmp_path / name).write_text(text)
@@ -349,7 +386,7 @@ def test_a_finished_folder_is_kept_and_never_overwritten(tmp_path: Path) -> None
     ):
         assert f"made with other settings: {named}." in refused(*words, *more)
     write_lines(lines, documents(31))
-    assert "the input was 1 files" in refused(*words)
+    assert "the input was 1 file." in refused(*words)
     assert files(tmp_path / "out") == before
 
 

@@ -251,7 +251,7 @@ def test_a_table_among_other_texts_is_read_and_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text\n1,sea\n")
     (tmp_path / "b.md").write_text(PROSE)
     said = described_sources(find_sources([tmp_path]))
-    assert said.endswith(f"1 of them tables, which are read as plain text ({tmp_path.name}/a.csv)")
+    assert said.endswith(f"1 table among them, read as plain text ({tmp_path.name}/a.csv)")
 
 
 def test_a_list_of_tables_says_that_there_are_more(tmp_path: Path) -> None:

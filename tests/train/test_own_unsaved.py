@@ -418,7 +418,7 @@ def a_whole_agent() -> None:
     assert model is not agent.actor
 
 
-@names("SGD trains 1 parameters of no model")
+@names("SGD trains 1 parameter of no model")
 def a_parameter_of_no_model() -> None:
     model, scale = net(), nn.Parameter(torch.ones(1))
     optimizer = SGD([*model.parameters(), scale], 0.1)

@@ -303,5 +303,5 @@ def test_a_batch_of_more_samples_than_there_are_is_warned_of(
     run = train("linear", "--dataset-size", size, "--batch-size", 32, "--steps", 2)
     assert run.exit_code == 0
     said = run.output + "".join(capfd.readouterr())
-    text = "warning: --batch-size 32 is more than the 8 samples that there are"
+    text = "warning: --batch-size 32 is more than the data (8 samples)"
     assert (text in said, "type --batch-size 8" in said) == (warned, warned)

@@ -208,7 +208,7 @@ def test_prepare_refuses_unknown_text_before_there_are_tokens_and_goes_on_where_
     assert "tokenizer: tokenizer.json, 3 tokens" in output
     assert not (tmp_path / "out" / MANIFEST).exists()
     output, error = prepare(*arguments, "--allow-unknown")
-    assert (error, "1 of 1 pieces are finished" in output, "warning: " in output) == (None, True, True)
+    assert (error, "1 of 1 piece finished" in output, "warning: " in output) == (None, True, True)
     assert read_folder(tmp_path / "out").coverage == Coverage(640, 640)
 
 

@@ -25,6 +25,7 @@ from pyarrow import parquet
 from training_jobs import Run, worker_environment
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import counted
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.models.cnn import build
 from slipway.train.pictures import cifar10
@@ -442,7 +443,7 @@ def test_pictures_of_12_bits_in_16_keep_their_brightness(
     assert np.abs(shown[1, ..., 0].numpy().astype(int) - wanted).max() <= 1
     assert abs(float(shown[0].float().mean()) - wanted.mean() / 2) < 1.5
     assert shown.shape == (2, 56, 56, 3)
-    told = f"16-bit pictures: values up to {2**bits - 1:,} ({bits} bits), so all are shifted right by {shift} bits\n"
+    told = f"16-bit pictures: values up to {2**bits - 1:,} ({bits} bits), so all are shifted right by {counted(shift, 'bit')}\n"
     assert capsys.readouterr().out.count(told) == 1
     assert (f"shifted by {shift}" in data.identity) == (shift != 8)
 

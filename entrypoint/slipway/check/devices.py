@@ -24,6 +24,7 @@ from slipway.launch.resolve.devices import Devices, ask
 from slipway.launch.resolve.packages import locate_module, read_cuda
 from slipway.protocol import xids as xids_table
 from slipway.protocol.cgroups import read_kernel_file
+from slipway.protocol.printable import counted
 from slipway.protocol.variants import advise_variant, fitting, why_unusable
 
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC: since the driver was loaded
@@ -179,8 +180,8 @@ def judge_gpu(gpu: GpuReading) -> Iterator[Finding]:
     facts = (
         (gpu.celsius, f"{gpu.celsius} °C"),
         (gpu.watts, f"{gpu.watts or 0:.0f} W"),
-        (gpu.uncorrected, f"{gpu.uncorrected} uncorrected memory errors"),
-        (gpu.retired, f"{gpu.retired} retired pages"),
+        (gpu.uncorrected, counted(gpu.uncorrected or 0, "uncorrected memory error")),
+        (gpu.retired, counted(gpu.retired or 0, "retired page")),
     )
     yield ok(what, ", ".join([gpu.name, *(text for value, text in facts if value is not None)]))
     if gpu.uncorrected:

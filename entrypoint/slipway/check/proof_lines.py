@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from slipway.check import proof
+from slipway.protocol.printable import counted
 from slipway.protocol.proof import Event, EventKind
 
 WORDS = {
@@ -25,10 +26,10 @@ def exact_lines(reference: proof.Events, killed: int, wanted: int = 0) -> list[s
     """Return the answer for a script that resumes exactly, and what the runs did not show. `wanted`: kills."""
     ranks = proof.undisturbed(reference)
     steps = next(iter(ranks.values())).last.step
-    few = f"only {killed} of {wanted} kills were possible: a passed optimizer stepped only {count(steps, 'time')}"
-    counted = f"{count(steps, 'step')}, {count(killed, 'kill')}, {count(len(ranks), 'rank')}"
+    few = f"only {killed} of {wanted} kills were possible: a passed optimizer stepped only {counted(steps, 'time')}"
+    how_much = f"{counted(steps, 'step')}, {counted(killed, 'kill')}, {counted(len(ranks), 'rank')}"
     return [
-        f"resumes exactly: {counted}; equal: {', '.join(equal_parts(reference))}",
+        f"resumes exactly: {how_much}; equal: {', '.join(equal_parts(reference))}",
         *[few] * (killed < wanted),
         *notes(reference),
     ]
@@ -95,7 +96,7 @@ def notes(reference: proof.Events) -> list[str]:
             f"not seen: the steps of {hookless}, whose class does not call Optimizer.__init__; its states were compared"
         )
     if facts["left_out"]:
-        found.append(f"GradScaler left out {count(facts['left_out'], 'step')}, also without a kill")
+        found.append(f"GradScaler left out {counted(facts['left_out'], 'step')}, also without a kill")
     if not is_exact(reference):
         found.append(
             f"not compared: weights, since DistributedDataParallel sums the gradients of {len(reference)} ranks in another "
@@ -136,17 +137,12 @@ def equal_parts(reference: proof.Events) -> list[str]:
     }
     parts = {
         "batches": bool(kinds & {EventKind.BATCH, EventKind.FORWARD}),
-        **{count(number, name): bool(number) and exact for name, number in counts.items()},
+        **{counted(number, name): bool(number) and exact for name, number in counts.items()},
         "learning rates": EventKind.STEP in kinds,
         "validations": EventKind.OUTPUT in kinds and exact,
         "what run.log got": EventKind.LOG in kinds and exact,
     }
     return [name for name, there in parts.items() if there]
-
-
-def count(number: int, what: str) -> str:
-    """Return a number of things."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def place_of(reference: proof.Events, repeated: proof.Events, first: proof.EventDifference, *, exact: bool) -> str:

@@ -24,7 +24,7 @@ from slipway.launch.run_directory.records import NodeEnd
 from slipway.launch.verdict.cause import CauseKind
 from slipway.process.tree import OwnProcesses
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, PEER, UNHEALTHY, LaunchError
-from slipway.protocol.printable import last_line
+from slipway.protocol.printable import counted, last_line
 
 PATIENCE = 300.0  # s that one job or probe may take; on eight GPUs or two idle cores each takes less than half a minute
 # On this node alone, even if the environment names others, and once.
@@ -216,7 +216,7 @@ def judge_stacks(row: Finding, processes: int, recorded: int, ended: Ended) -> F
         return row
     if silent:
         return broken(row.what, f"rank {silent[0]} left no stacks: {row.found}")
-    recorder = f", {recorded} files of the flight recorder" if recorded else ""
+    recorder = f", {counted(recorded, 'file')} of the flight recorder" if recorded else ""
     return ok(row.what, f"{row.found}; stacks of all ranks{recorder}")
 
 

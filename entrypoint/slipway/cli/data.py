@@ -24,7 +24,7 @@ from slipway.options.numbers import Real, Whole
 from slipway.options.paths import LocalPath, explain_address
 from slipway.protocol.errors import FAILED, UNHEALTHY, LaunchError, code_of
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
-from slipway.protocol.printable import listed
+from slipway.protocol.printable import counted, listed
 from slipway.protocol.redact import redact
 from slipway.store import open_store
 from slipway.store.address import SUPPORTED, StoreAddress, is_store, parse_store
@@ -130,7 +130,8 @@ def prepare_data(
         if own.identity != BYTES:
             click.echo(judge(folder.coverage))
     for name, part in (("training", folder.train), ("validation", folder.validation)):
-        click.echo(f"{name}: {part.documents:,} documents, {part.bytes:,} bytes, {part.tokens:,} tokens")
+        sizes = counted(part.documents, "document"), counted(part.bytes, "byte"), counted(part.tokens, "token")
+        click.echo(f"{name}: {', '.join(sizes)}")
     warn_if_fleeting(out)
     click.echo(f"train on them: slipway gpt --dataset {shlex.quote(f'tokens:{out}')}")
 
@@ -207,7 +208,7 @@ def _fetch_files(url: str, include: tuple[str, ...], out: Path | None, *, etags:
     _show_files(files, target, again=not found.bytes)
     if found.bytes and found.compared < len(files):
         plain = len(files) - found.compared
-        click.echo(f"{plain} of {len(files)} files have no checksum in the store, and were compared by size")
+        click.echo(f"compared by size, for lack of a checksum in the store: {plain} of {counted(len(files), 'file')}")
     click.echo(f"use it: {_use(target, files)}")
 
 
@@ -280,4 +281,4 @@ def _show_files(files: Mapping[str, int], folder: Path, *, again: bool = False) 
     for name, size in files.items():
         click.echo(f"{size / 1e6:12,.3f} MB  {name}")
     there = "in place already" if again else "in"
-    click.echo(f"{len(files)} files, {sum(files.values()) / 1e6:,.3f} MB, {there} {folder}")
+    click.echo(f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:,.3f} MB, {there} {folder}")

@@ -18,6 +18,7 @@ from slipway.cli.selftest import StoppedError, private_folder
 from slipway.options.numbers import Whole
 from slipway.protocol.errors import CONFIGURATION, FAILED, FINISHED, STOPPED, LaunchError
 from slipway.protocol.files import node_folder
+from slipway.protocol.printable import counted
 from slipway.protocol.proof import FAILURE, KILLED, VARIABLE, read_events, write_request
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ def run(trial: Trial, number: int, kills: Sequence["Kill"]) -> ProofRun:
     from slipway.launch.attempt.terminal import say
 
     folder = trial.folder / f"run-{number}"
-    what = f"with {len(kills)} kills" if kills else "undisturbed"
-    say(f"prove {number}/3: {what}, {trial.steps} steps")
+    what = f"with {counted(len(kills), 'kill')}" if kills else "undisturbed"
+    say(f"prove {number}/3: {what}, {counted(trial.steps, 'step')}")
     begun = time.monotonic()
     proof = folder / "proof"
     write_request(proof, trial.steps, [kill.moment for kill in kills])

@@ -11,6 +11,7 @@ from slipway.cli.data import launch_errors
 from slipway.cli.runs import RUNS, complete_run, named_folder, warn_if_fleeting
 from slipway.options.numbers import Real, Whole
 from slipway.options.paths import LocalPath, RunPath
+from slipway.protocol.printable import counted
 
 RUN = click.argument("run", type=RunPath(), shell_complete=complete_run)
 STEP = click.option("--step", type=Whole(0), help="Use the snapshot of this step instead of the newest.")
@@ -63,7 +64,7 @@ def evaluate_run(source: str, runs: str | None, dataset: str | None, step: int |
         click.echo(json.dumps(about | more, indent=1))
         return
     click.echo(
-        f"{trained.workload}, step {trained.step} of {trained.run}, on {found.samples:,} samples of {found.dataset}"
+        f"{trained.workload}, step {trained.step} of {trained.run}, on {counted(found.samples, 'sample')} of {found.dataset}"
     )
     if dataset is None and not found.same_data:
         click.echo("note: these data are not those of the training, which were " + trained.data)

@@ -28,7 +28,7 @@ from slipway.options.numbers import Whole
 from slipway.options.paths import LocalPath, LocalRun, RunPath
 from slipway.protocol.errors import FAILED, FINISHED, LaunchError, code_of, told_if_unreadable
 from slipway.protocol.outcomes import GOOD
-from slipway.protocol.printable import printable
+from slipway.protocol.printable import counted, printable
 from slipway.store.address import is_store
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def list_all(runs: str | None, last: int, as_json: bool) -> None:
         )
     click.echo("\n".join(map(printable, table_lines(rows))))
     if known > len(rows):
-        mention([f"{known - len(rows)} older runs are not shown; for all type slipway runs --last {known}"])
+        mention([f"not shown: {counted(known - len(rows), 'older run')}; for all type slipway runs --last {known}"])
 
 
 @click.command("stop", epilog="\b\nExample: slipway stop gpt-20260101-120000 --wait")

@@ -118,7 +118,8 @@ def explain(error: click.UsageError, words: Sequence[str], environ: Mapping[str,
     if command and command.name in WORKLOADS:
         known |= {name for option in launcher_options() for name in option.opts}
     ours = meant(error.option_name, known)
-    error.possibilities = _likely(error, command.params if command else ())
+    likely = _likely(error, command.params if command else ())
+    error = click.NoSuchOption(error.option_name, error.message, likely, error.ctx)
     if not ours and not error.possibilities:  # theirs, misspelt; click has told of ours
         ours = next((meant(near, known) for near in get_close_matches(error.option_name, SYNONYMS, 1, NEAR)), "")
     if not ours:

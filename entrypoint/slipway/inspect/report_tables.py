@@ -12,6 +12,7 @@ from typing import Any
 from slipway.inspect.report_run import NONE, Record, is_number
 from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT
+from slipway.protocol.printable import counted
 from slipway.protocol.redact import redact_words
 from slipway.train.measure.bandwidth import RATE, TIME, Measurement, by_collective, draw_by_size
 
@@ -72,8 +73,8 @@ def topology(run: Record) -> str:
     nodes, each = run.about.nodes, run.about.processes_per_node
     if not (nodes and each):
         processes = run.allreduce.get("processes")
-        return f"{processes} processes" if isinstance(processes, int) else NONE
-    return f"{nodes} {'node' if nodes == 1 else 'nodes'} × {each} = {nodes * each} processes"
+        return counted(processes, "process") if isinstance(processes, int) else NONE
+    return f"{counted(nodes, 'node')} × {each} = {counted(nodes * each, 'process')}"
 
 
 def arguments(run: Record) -> str:

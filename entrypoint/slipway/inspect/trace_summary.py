@@ -19,6 +19,7 @@ from slipway.inspect.trace_events import (
     union,
     without,
 )
+from slipway.protocol.printable import counted
 
 SHOWN, RANKS_SHOWN = 10, 16  # rows
 NAME = 64  # characters of an operator's name
@@ -150,4 +151,4 @@ def communication_table(summaries: Sequence[RankSummary], steps: int) -> Iterato
         part = one.exposed / one.span if one.span else 0.0
         yield f"  {one.rank:>5}  {numbers[0]:>23}  {numbers[1]:>8}  {numbers[2]:>8}  {part:>11.1%}"
     if len(worst) < len(summaries):
-        yield f"  and {len(summaries) - len(worst)} more ranks, which wait less"
+        yield f"  and {counted(len(summaries) - len(worst), 'more rank')}, with shorter waits"

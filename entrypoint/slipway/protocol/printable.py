@@ -40,6 +40,12 @@ def listed(names: Sequence[object], most: int) -> str:
     return ", ".join(map(printable, names[:most])) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 document`, `2,000 batches`."""
+    several = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{several}"
+
+
 def last_line(lines: Iterable[str]) -> str:
     """The last line that is not empty; empty where none is."""
     return next((line.strip() for line in reversed([*lines]) if line.strip()), "")

@@ -340,7 +340,7 @@ def test_all_runs_are_listed_with_the_newest_first(slipway: Slipway) -> None:
     ]
     few = slipway("runs", "--last", "2")
     assert len(few.out.splitlines()) == 3
-    assert "1 older runs are not shown; for all type slipway runs --last 3" in few.err
+    assert "not shown: 1 older run; for all type slipway runs --last 3" in few.err
 
 
 def test_a_run_under_way_and_one_that_hangs_are_listed_as_such() -> None:

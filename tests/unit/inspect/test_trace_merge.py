@@ -207,7 +207,7 @@ def test_the_table_says_what_took_the_time_and_who_waited(tmp_path: Path) -> Non
     rows = [line.split() for line in lines[6:22]]
     assert [int(row[0]) for row in rows] == list(range(4, 20)), "those that wait most"
     assert rows[0] == ["4", "2.1", "2", "0.1", "1.0%"]
-    assert lines[22] == "  and 4 more ranks, which wait less"
+    assert lines[22] == "  and 4 more ranks, with shorter waits"
     assert lines[23].endswith("bytes; open it at https://ui.perfetto.dev")
 
 

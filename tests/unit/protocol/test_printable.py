@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipway.protocol.printable import last_line, listed, one_line, printable, rank_ranges
+from slipway.protocol.printable import counted, last_line, listed, one_line, printable, rank_ranges
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,17 @@ def test_the_last_line_is_the_last_one_with_text(lines: list[str], last: str) ->
 )
 def test_ranks_are_written_short(ranks: Any, text: str) -> None:
     assert rank_ranges(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (1, "document", "1 document"),
+        (0, "document", "0 documents"),
+        (2000, "process", "2,000 processes"),
+        (1, "process", "1 process"),
+        (2, "batch", "2 batches"),
+    ],
+)
+def test_one_thing_is_no_several(number: int, noun: str, said: str) -> None:
+    assert counted(number, noun) == said

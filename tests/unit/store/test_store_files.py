@@ -329,7 +329,7 @@ def test_a_folder_is_fetched_into_the_cache_or_to_a_place_of_ones_own(
     folder = Path(answer.out.splitlines()[-1].partition("file:")[2])
     assert contents(folder) == CORPUS
     assert folder.is_relative_to(tmp_path / "cache")
-    assert "4 of 4 files have no checksum in the store" in answer.out
+    assert "for lack of a checksum in the store: 4 of 4 files" in answer.out
     again = slipway("data", "fetch", f"file://{bucket}", **cache)
     assert f"4 files, 0.000 MB, in place already {folder}" in again.out
     answer = slipway("data", "fetch", f"file://{bucket}", "--out", "mine", "--include", "*.txt", "--json")

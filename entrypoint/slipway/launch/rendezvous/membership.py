@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from slipway.launch.rendezvous.messages import Hello, NodeInfo
 from slipway.launch.resolve.runtimes import runtime_of
-from slipway.protocol.printable import rank_ranges
+from slipway.protocol.printable import counted, rank_ranges
 
 STRAYS = 64  # launchers beyond our own number of nodes that are kept for the table of differences
 RANKS = 1_000_000  # a node rank above this is nonsense
@@ -399,7 +399,7 @@ def draw_table(differences: Iterable[Difference], hosts: Mapping[int, str]) -> t
     width = max(28, *(len(value) for _, value, nodes in rows if nodes))
     lines = [f"  {name:<22}  {value:<{width}}  {nodes}".rstrip() for name, value, nodes in rows]
     if len(lines) > ROWS:
-        lines[ROWS:] = [f"  … and {len(lines) - ROWS} lines more"]
+        lines[ROWS:] = [f"  … and {counted(len(lines) - ROWS, 'more line')}"]
     return tuple(lines)
 
 

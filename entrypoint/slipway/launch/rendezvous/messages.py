@@ -16,7 +16,7 @@ from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 from slipway.protocol.errors import CONFIGURATION, EXITS, FAILED, FINISHED, UNHEALTHY
 from slipway.protocol.files import ATTEMPTS, STEPS
-from slipway.protocol.printable import one_line
+from slipway.protocol.printable import counted, one_line
 
 OK, WARNING, ERROR, SKIPPED, BROKEN = LEVELS = "ok", "warning", "error", "skipped", "failed"
 
@@ -109,7 +109,7 @@ class NodeInfo:
         object.__setattr__(self, "gpus", tuple(one_line(name)[:TEXT] for name in self.gpus[:DEVICES]))
         if sum(len(argument) + 1 for argument in self.arguments) > ARGUMENTS:
             digest = hashlib.sha256("\0".join(self.arguments).encode(errors="replace")).hexdigest()
-            short = f"{len(self.arguments)} arguments with sha256 {digest[:32]}"
+            short = f"{counted(len(self.arguments), 'argument')} with sha256 {digest[:32]}"
             object.__setattr__(self, "arguments", (short,))
         else:
             object.__setattr__(self, "arguments", tuple(map(one_line, self.arguments)))

@@ -14,6 +14,7 @@ from slipway import __version__
 from slipway.options.command import as_typed
 from slipway.options.common import DEFAULT, is_given
 from slipway.options.dataset import HUB, parse_hub_data
+from slipway.protocol.printable import counted
 from slipway.protocol.redact import redact_words
 from slipway.train.export.trained import Trained
 
@@ -56,7 +57,7 @@ def write_card(trained: Trained, folder: Path, name: str, about: About) -> None:
         metrics=evaluation_metrics(trained),
         step=int(trained.evaluation.get("step", 0)),
         units=UNITS,
-        where=f"On {trained.nodes} {plural(trained.nodes, 'node')}, {processes} {plural(processes, 'process')} in all",
+        where=f"On {counted(trained.nodes, 'node')}, {counted(processes, 'process')} in all",
         command=training_command(trained),
         settings=[
             [cell(name), cell(as_typed(value)), cell(trained.sources.get(name, DEFAULT))]
@@ -116,8 +117,3 @@ def option_words(name: str, value: Any) -> list[str]:
 def cell(text: str) -> str:
     """A text that does not break out of its cell of a table."""
     return f"`{text}`".replace("|", "\\|").replace("\n", " ") if text else ""
-
-
-def plural(count: int, noun: str) -> str:
-    """The noun as it is counted."""
-    return noun if count == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"

@@ -13,6 +13,7 @@ from torch import nn
 
 from slipway.options import Common
 from slipway.protocol.files import SNAPSHOTS
+from slipway.protocol.printable import counted
 from slipway.train.loop.arithmetic import Precision, StepCounts, are_finite, decide_compile, read_precision
 from slipway.train.loop.loader import Loader, Sampler
 from slipway.train.loop.requirements import require_saveable
@@ -82,14 +83,15 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
     allow_left_out_steps(task.optimizer)
     total = options.steps or math.ceil((options.epochs or 1) * task.samples / batch_size)
     context.steps = total
+    samples, share = counted(task.samples, "sample"), batch_size // parallel.share[1]
     context.say(
-        f"{task.name}: {parallel.parameters:,} parameters{parallel.described}, {task.samples:,} samples, {total:,} steps "
-        f"of {batch_size} samples ({batch_size // parallel.share[1]} per {'pipeline' if task.split else 'process'}), "
+        f"{task.name}: {counted(parallel.parameters, 'parameter')}{parallel.described}, {samples}, {counted(total, 'step')} "
+        f"of {counted(batch_size, 'sample')} ({share} per {'pipeline' if task.split else 'process'}), "
         f"{precision.name} on {context.device.type}"
     )
     if batch_size > task.samples:
         context.say(
-            f"warning: --batch-size {batch_size} is more than the {task.samples:,} samples that there are, so every step uses "
+            f"warning: --batch-size {batch_size} is more than the data ({samples}), so every step uses "
             f"some of them twice; use more data, or type --batch-size {max(1, task.samples // parts) * parts}"
         )
     # Weights are made from the seed itself, on all ranks alike; dropout differs from rank to rank.

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.options.allreduce import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
+from slipway.protocol.printable import counted
 from slipway.train.measure.plots import Axis, Curve, draw
 
 
@@ -91,7 +92,7 @@ def bandwidth_summary(rows: Sequence[Measurement], processes: int) -> str:
     best, smallest = max(first, key=lambda row: row.bus), min(first, key=lambda row: row.size)
     return (
         f"{best.collective}: up to {rate_text(best.bus)} bus bandwidth (at {size_text(best.size)}), "
-        f"{time_text(smallest.mean)} at {size_text(smallest.size)}, {processes} processes"
+        f"{time_text(smallest.mean)} at {size_text(smallest.size)}, {counted(processes, 'process')}"
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.protocol.printable import counted
+
 Point = tuple[float, float]
 
 POINTS = 240  # of a curve at most; a chart is not wider than that many places that a pointer can hit
@@ -166,7 +168,7 @@ def comparison_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]
         if found["others"][0]:
             rows.append([f"… and {found['others'][0]:,} more", "", "", f"≤ {found['others'][1]:.1e}"])
         rows.append(["largest difference", "", "", f"{found['difference']:.1e}"])
-        rows.append([f"seconds for {steps:,} steps", *(f"{value:.2f}" for value in seconds), ""])
+        rows.append([f"seconds for {counted(steps, 'step')}", *(f"{value:.2f}" for value in seconds), ""])
     except (KeyError, TypeError, ValueError, IndexError):
         return [], []
     with_ddp = f"{processes} processes, DDP" if processes > 1 else "1 process"

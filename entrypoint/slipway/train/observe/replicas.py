@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from slipway.options.common import AUTO
 from slipway.protocol.mistake import ExplainedError
+from slipway.protocol.printable import counted
 from slipway.train.snapshots.tensors import raw_bytes, sum_of_bits
 from slipway.train.worker.context import Context
 
@@ -50,10 +51,10 @@ class ReplicaMismatch:
             if self.values == 1
             else "drift: another seed, a change on some ranks alone, or gradients that were not averaged"
         )
-        counted = f"{self.values:,} of {self.size:,} values" + (
+        wrong = f"{self.values:,} of {counted(self.size, 'value')}" + (
             f" of {self.tensors[0]}" if len(self.tensors) > 1 else ""
         )
-        return f"{who} in {where}: {counted} ({likely})"
+        return f"{who} in {where}: {wrong} ({likely})"
 
 
 class ReplicasDifferError(ExplainedError):

@@ -19,6 +19,7 @@ from torch import nn
 from slipway.options import Common
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import counted
 from slipway.train.parallel.data_parallel import Shards
 from slipway.train.snapshots.resume import describe_tensors, make_empty
 from slipway.train.snapshots.state import optimizer_state
@@ -38,7 +39,7 @@ def join_pipelines(context: Context, stages: int, schedule: str, width: int, tie
     """Return the split of this process; by all ranks. Raises ConfigurationError if `stages` does not divide their number."""
     world_size = context.place.world_size
     if stages < 2 or world_size % stages:
-        raise ConfigurationError(f"--stages {stages} does not divide {world_size} processes into pipelines.")
+        raise ConfigurationError(f"--stages {stages} does not divide {counted(world_size, 'process')} into pipelines.")
     if context.device.type == "cuda" and context.place.backend == "gloo":
         raise ConfigurationError("Stages exchange what they compute over nccl, which needs a GPU for each process.")
     pipeline, stage = divmod(context.place.rank, stages)

@@ -27,6 +27,7 @@ from torchvision.transforms.v2 import InterpolationMode, functional
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import counted
 from slipway.train.pictures.arrays import Pictures, Variation, cut_out
 from slipway.train.pictures.listing import described, list_files
 from slipway.train.placeholders import explain_pointer
@@ -191,8 +192,8 @@ def find_shift(files: Sequence[tuple[Path, int]], threads: int, context: Context
     shift = max(0, used[-1] - 8)
     rest = f"; {len(chosen):,} of {len(able):,} files were read for this, and larger values become white"
     context.say(
-        f"16-bit pictures: values up to {2 ** used[-1] - 1:,} ({used[-1]} bits), so all are shifted right by {shift} "
-        f"bits{rest if shift < UPPER and len(chosen) < len(able) else ''}"
+        f"16-bit pictures: values up to {2 ** used[-1] - 1:,} ({counted(used[-1], 'bit')}), so all are shifted right by "
+        f"{counted(shift, 'bit')}{rest if shift < UPPER and len(chosen) < len(able) else ''}"
     )
     return shift
 

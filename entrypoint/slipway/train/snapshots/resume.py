@@ -22,7 +22,7 @@ import torch
 from slipway.protocol import files, snapshots
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.phases import Phase
-from slipway.protocol.printable import rank_ranges
+from slipway.protocol.printable import counted, rank_ranges
 from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import (
@@ -162,7 +162,7 @@ def describe_parts(of_ranks: Sequence[int] | None) -> str:
     if of_ranks is None:
         return "parameters that each of them holds whole"
     count = len(set(of_ranks))
-    replicas = f", {len(of_ranks) // count} replicas" if count < len(of_ranks) else ""
+    replicas = f", {counted(len(of_ranks) // count, 'replica')}" if count < len(of_ranks) else ""
     return f"parameters that are spread over {count} of them{replicas}"
 
 

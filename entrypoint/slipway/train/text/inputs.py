@@ -449,6 +449,35 @@ def spans_lines(path: Path) -> bool:
     return head.startswith(b"[")
 
 
+def note_json(sources: Sequence[TextSource]) -> str:
+    """What to say of files of JSON that are read as plain text, because of their names; empty without any."""
+    found = [source for source in sources if source.kind == TEXT and holds_json(Path(source.path))]
+    if not found:
+        return ""
+    path = Path(found[0].path)
+    suffix = ".json" if spans_lines(path) else ".jsonl"
+    rename = shlex.join(["mv", str(path), str(path.with_suffix(suffix))])
+    how = "give files of JSON alone" if path.suffix.lower() == suffix else f"type {rename}"
+    names = listed([source.name for source in found], SHOWN)
+    return (
+        f"note: JSON is read as plain text, with its braces and keys: {names}. To train on the text in it alone, {how}"
+    )
+
+
+def holds_json(path: Path) -> bool:
+    """Whether a file begins with an object of JSON, or with an array of such."""
+    with path.open("rb") as file:
+        head = file.read(SIGHT)
+    text = head.decode(errors="ignore").removeprefix("\ufeff")
+    if not (begin := re.match(r'\s*(\[\s*)?(?=\{\s*")', text)):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text, begin.end())
+    except ValueError:
+        return len(head) == SIGHT  # the object may end later
+    return True
+
+
 BETWEEN = re.compile(r"[\s,]*")  # two objects
 
 

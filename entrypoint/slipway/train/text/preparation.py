@@ -22,7 +22,7 @@ from slipway.options.dataset import MANIFEST
 from slipway.options.dataset import VALIDATION as SHARE
 from slipway.protocol.durable import make_folder, replace_file, sync_folder, write_file
 from slipway.protocol.mistake import ConfigurationError
-from slipway.protocol.printable import listed
+from slipway.protocol.printable import counted, listed
 from slipway.train.hub.fetch import ByteProgress, hash_file
 from slipway.train.text import token_folder
 from slipway.train.text.coverage import Coverage
@@ -36,6 +36,7 @@ from slipway.train.text.inputs import (
     TextSource,
     count_files,
     find_sources,
+    note_json,
     plan_pieces,
     read_parts,
 )
@@ -76,6 +77,8 @@ def prepare(
     if settings.validation is None:
         sources = read_parts(sources)
     say(described_sources(sources, count_files(inputs) - len(sources)))
+    if note := note_json(sources):
+        say(note)
     if (out / MANIFEST).exists():
         folder = finished_before(out, describe_origin(settings, tokenizer, sources))
         say(f"{out} was finished before")
@@ -85,7 +88,7 @@ def prepare(
     todo = [number for number in range(len(plan.pieces)) if not is_finished(work, plan, number, tick)]
     with closing(ByteProgress("tokenising", sum(sizes), say)) as progress:
         if len(todo) < len(plan.pieces):
-            say(f"resuming: {len(plan.pieces) - len(todo)} of {len(plan.pieces)} pieces are finished")
+            say(f"resuming: {len(plan.pieces) - len(todo)} of {counted(len(plan.pieces), 'piece')} finished")
             progress.add(sum(sizes) - sum(sizes[number] for number in todo))
         work_through(work, todo, processes, lambda number: progress.add(sizes[number]), tick)
     return join_pieces(out, plan, describe_origin(settings, tokenizer, sources), settings.shard_tokens, tick, judge)
@@ -119,7 +122,7 @@ def described_sources(sources: Sequence[TextSource], others: int = 0) -> str:
     """Describe what is read, the files whose names decide their part, and how many `others` are not read."""
     kinds = ", ".join(sorted({source.kind for source in sources}))
     size = sum(source.size for source in sources)
-    text = f"{len(sources)} file{'s' if len(sources) > 1 else ''} ({kinds}), {size:,} bytes"
+    text = f"{counted(len(sources), 'file')} ({kinds}), {counted(size, 'byte')}"
     counts = {part: sum(source.part == part for source in sources) for part in (TRAIN, VALIDATION, NEITHER)}
     if counts[TRAIN]:
         judged = [source.name for source in sources if source.part == VALIDATION]
@@ -130,7 +133,7 @@ def described_sources(sources: Sequence[TextSource], others: int = 0) -> str:
     if counts[NEITHER]:
         text += f", {counts[NEITHER]} for tests left out"
     if tables := [source.name for source in sources if source.kind == TEXT and is_table(Path(source.name))]:
-        text += f"; {len(tables)} of them tables, which are read as plain text ({listed(tables, SHOWN)})"
+        text += f"; {counted(len(tables), 'table')} among them, read as plain text ({listed(tables, SHOWN)})"
     if others:
         text += f"; {others} left out: hidden, empty, a system's own, of another kind, or links to nothing or to what is read"
     return text
@@ -145,7 +148,7 @@ def finished_before(out: Path, wanted: Mapping[str, Any]) -> token_folder.TokenF
         (f"--{name.replace('_', '-')}", was["settings"].get(name), value, was["settings"].get(name))
         for name, value in now["settings"].items()
     ]
-    pairs.append(("the input", was["sources"], now["sources"], f"{len(was['sources'])} files"))
+    pairs.append(("the input", was["sources"], now["sources"], counted(len(was["sources"]), "file")))
     for name, before, after, shown in pairs:
         if before != after:
             raise ConfigurationError(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import counted
 from slipway.train.snapshots.state import set_random_states
 from slipway.train.user.found import GENERATORS, places_of_variables
 from slipway.train.user.generators import (
@@ -290,7 +291,7 @@ class Position:
         if reading.batch_size is None:
             self._context.say(
                 f"note: the data have no indices that could be divided among {now} processes instead of {before}: each resumes "
-                f"after {reading.batches} batches of its own, so samples may be missing or used twice in this epoch"
+                f"after {counted(reading.batches, 'batch')} of its own, so samples may be missing or used twice in this epoch"
             )
             return
         reading.samples += reading.batches * reading.batch_size * before
@@ -298,7 +299,7 @@ class Position:
         if rest := reading.samples % now:
             reading.samples -= rest
             self._context.say(
-                f"note: {rest} samples are used twice in this epoch, since {now} processes cannot divide them"
+                f"note: used twice in this epoch, since {now} processes cannot divide what is left: {counted(rest, 'sample')}"
             )
 
 

@@ -28,6 +28,7 @@ from slipway.protocol.files import HONOURS_STOP, METRICS_FILE, SNAPSHOTS, STOP_F
 from slipway.protocol.mistake import ConfigurationError, ExplainedError
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import counted
 from slipway.protocol.proof import ELSEWHERE
 from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
@@ -129,7 +130,7 @@ def number_from(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        shown = f"a tensor of {value.numel()} values" if isinstance(value, torch.Tensor) else describe(value)
+        shown = f"a tensor of {counted(value.numel(), 'value')}" if isinstance(value, torch.Tensor) else describe(value)
         raise ConfigurationError(
             f"run.log({name}=…): {shown}. A number is needed, or a tensor with a single value."
         ) from None

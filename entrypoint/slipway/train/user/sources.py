@@ -27,6 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import counted
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 from slipway.train.user.worker_draws import NotedCollate
 
@@ -232,7 +233,7 @@ class Plain:
         if batches:
             kind = type(self._loader).__name__
             self._say(
-                f"read {batches} batches of {kind} again in {time.monotonic() - begun:.1f} s, to resume after them"
+                f"read {counted(batches, 'batch')} of {kind} again in {time.monotonic() - begun:.1f} s, to resume after them"
             )
         return iterator
 

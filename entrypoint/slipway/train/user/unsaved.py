@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import counted
 from slipway.train.user.found import (
     GENERATORS,
     FoundObject,
@@ -227,8 +228,8 @@ class Unsaved:
             if lost and optimizer not in self._told:
                 self._told.add(optimizer)
                 self._warn(
-                    f"{type(optimizer).__name__} trains {len(lost)} parameters of no model that was passed to "
-                    "slipway.resume: after a failure they start from nothing. Pass what they belong to: model=model, or "
+                    f"{type(optimizer).__name__} trains {counted(len(lost), 'parameter')} of no model that was passed to "
+                    "slipway.resume, and after a failure starts there from nothing. Pass what holds them: model=model, or "
                     "weights=nn.ParameterList([…])."
                 )
 

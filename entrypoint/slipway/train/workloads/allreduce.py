@@ -22,6 +22,7 @@ from slipway.protocol.durable import replace_file
 from slipway.protocol.files import ALLREDUCE_FILE, CHARTS
 from slipway.protocol.outcomes import Word
 from slipway.protocol.phases import Phase
+from slipway.protocol.printable import counted
 from slipway.train.loop.metrics import write_options
 from slipway.train.measure import bandwidth
 from slipway.train.measure.collectives import (
@@ -58,8 +59,8 @@ def train(context: Context, args: list[str]) -> None:
     """Measure with the options in `args`. Nothing is resumed: a second start measures everything again."""
     options, place, findings = parse(AllreduceOptions, args), context.place, Findings()
     context.say(
-        f"allreduce: {place.world_size} processes, {place.backend} on {context.device.type}, {options.dtype}, "
-        f"{options.iterations} calls after {options.warmup_iterations} to warm up"
+        f"allreduce: {counted(place.world_size, 'process')}, {place.backend} on {context.device.type}, {options.dtype}, "
+        f"{counted(options.iterations, 'call')} after {options.warmup_iterations} to warm up"
     )
     first = place.rank == 0
     shown = first and place.world_size > 1
@@ -157,7 +158,7 @@ def note_result(context: Context, findings: Findings, word: str | None) -> None:
     """Report the result in a line, and as the outcome."""
     context.wait_for_all()
     if word is not None:
-        done = f"{len(findings.rows)} of {context.steps} measurements are in allreduce.json"
+        done = f"allreduce.json has {len(findings.rows)} of {counted(context.steps or 0, 'measurement')}"
         context.conclude(word, f"{word}; {done}; another start measures all of them again")
         return
     text = bandwidth.bandwidth_summary(findings.rows, context.place.world_size) if findings.rows else ALONE

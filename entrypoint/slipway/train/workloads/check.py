@@ -13,6 +13,7 @@ from slipway.options import parse
 from slipway.options.allreduce import ALL_REDUCE, AllreduceOptions
 from slipway.protocol.files import CHECK_FILE, write_json
 from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import counted
 from slipway.train.measure.bandwidth import count_elements, find_slowest, rate_text, size_text
 from slipway.train.measure.collectives import LINK_BYTES, first_of_nodes, make_buffers, time_links
 from slipway.train.worker.context import Context, open_context
@@ -38,8 +39,9 @@ def measure_exchange(context: Context, leaders: list[int]) -> dict[str, Any]:
     best = [min((seconds for link, seconds in links.items() if rank in link), default=None) for rank in leaders]
     node = max(index for index, rank in enumerate(leaders) if rank <= straggler.rank)
     slow = {"node": node, "what": straggler.what, "text": f"rank {straggler.rank}: {straggler.text}"}
+    processes = counted(ranks, "process")
     return {
-        "text": f"{rate_text(row.bus)} bus bandwidth at {size_text(row.size)}, {ranks} processes, {context.place.backend}",
+        "text": f"{rate_text(row.bus)} bus bandwidth at {size_text(row.size)}, {processes}, {context.place.backend}",
         "links": [rate_text(LINK_BYTES / seconds) if seconds else "" for seconds in best],
         "slow": slow if straggler.certain else None,
     }

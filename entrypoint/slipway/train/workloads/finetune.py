@@ -18,6 +18,7 @@ from slipway.options.common import DEFAULT
 from slipway.options.finetune import TINY_LR, FinetuneOptions
 from slipway.protocol.files import METRICS_FILE
 from slipway.protocol.mistake import ConfigurationError
+from slipway.protocol.printable import counted
 from slipway.train.loop.fit import TrainingResult
 from slipway.train.loop.metrics import read_evaluation
 from slipway.train.models.flops import flops_per_token
@@ -138,7 +139,7 @@ def perplexity_line(metrics: Path, result: TrainingResult) -> str:
     """The first evaluation, from the file of metrics, beside the last one."""
     before, after = read_evaluation(metrics, 0), result.evaluation["perplexity"]
     first = f"{before['perplexity']:.2f} before, " if "perplexity" in before else ""
-    return f"perplexity on held-out text: {first}{after:.2f} after {result.step} steps"
+    return f"perplexity on held-out text: {first}{after:.2f} after {counted(result.step, 'step')}"
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from slipway.options import parse
 from slipway.options.vision import CIFAR10, VisionOptions
 from slipway.protocol.durable import replace_file
 from slipway.protocol.outcomes import Word
+from slipway.protocol.printable import counted
 from slipway.train.export import export_result
 from slipway.train.loop.fit import fit
 from slipway.train.measure.plots import aligned
@@ -79,7 +80,9 @@ def suit_to_count(options: VisionOptions, count: int) -> VisionOptions:
     if "warmup" not in typed:
         new["warmup"] = min(options.warmup, steps // 10)
     new = {name: value for name, value in new.items() if value != getattr(options, name)}
-    return replace(options, **new, sources={**options.sources, **dict.fromkeys(new, f"for {count:,} pictures")})
+    return replace(
+        options, **new, sources={**options.sources, **dict.fromkeys(new, f"for {counted(count, 'picture')}")}
+    )
 
 
 def loss(model: nn.Module, batch: Batch, smoothing: float) -> torch.Tensor:
@@ -233,7 +236,7 @@ def train(context: Context, args: list[str]) -> None:
     if suited != options:
         changed = [name for name, value in suited.values().items() if value != getattr(options, name)]
         new = ", ".join(f"--{name.replace('_', '-')} {getattr(suited, name):g}" for name in changed)
-        context.say(f"for {task.samples:,} pictures, instead of the preset's: {new}")
+        context.say(f"for {counted(task.samples, 'picture')}, instead of the preset's: {new}")
         options = suited
     result = fit(task, options, context)
     if result.outcome == Word.FINISHED:

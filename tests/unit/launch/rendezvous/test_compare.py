@@ -113,7 +113,7 @@ def test_a_thousand_ways_to_differ_stay_one_page() -> None:
     changes = [{"driver": str(number)} for number in range(1000)]
     table = draw_table(compare(*changes), dict.fromkeys(range(1000), "host"))
     assert len(table) == ROWS + 1
-    assert table[-1] == f"  … and {1001 - ROWS} lines more"
+    assert table[-1] == f"  … and {1001 - ROWS} more lines"
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_forty_lines_of_a_table_are_shown_whole() -> None:
     for many, lines in ((39, 40), (40, 41), (49, 41)):
         table = draw_table(compare(*[{"driver": str(rank)} for rank in range(many)]), dict.fromkeys(range(many), "h"))
         assert len(table) == lines
-    assert table[-1] == "  … and 10 lines more"
+    assert table[-1] == "  … and 10 more lines"
