@@ -77,10 +77,7 @@ def passing(job: Job, folder: Path) -> Job:
 
 
 def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:
-    """Run the job in its run directory to its end, for at most `seconds`; returns who met, and a row for what went wrong.
-
-    Raises InterruptedCheckError for a stop.
-    """
+    """Run the job to its end, for at most `seconds`; who met, and a row for what went wrong. Raises InterruptedCheckError."""
     peers: Sequence[Peer] = ()
     clock = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))  # a stop, as the launcher understands it
     clock.daemon = True

@@ -52,10 +52,7 @@ def look_at_products(devices: Devices, environ: Mapping[str, str], seconds: floa
 def look_at_burn(
     devices: Devices, environ: Mapping[str, str], burn: int, seconds: float = SECONDS
 ) -> Iterator[Finding]:
-    """The row of each device after a burn of so many seconds, and the comparison of devices of one kind.
-
-    `seconds`: how much longer a child may take.
-    """
+    """The rows of a burn of so many seconds, and of a comparison of equal devices; a child may take `seconds` longer."""
     if importlib.util.find_spec("torch") is None:
         yield skipped("burn", "torch is not installed here")
         return

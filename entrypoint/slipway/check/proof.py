@@ -134,10 +134,7 @@ def differing(one: Event, other: Event) -> tuple[str, ...]:
 
 
 def compare(reference: Events, repeated: Events, *, exact: bool = True) -> EventDifference | None:
-    """Return the first difference between an undisturbed run and another one, None if there is none.
-
-    `exact=False`: values that other bits of the gradients change are not compared.
-    """
+    """The first difference from an undisturbed run, if any; `exact=False` ignores values that other gradient bits change."""
     return min(first_of_ranks(reference, repeated, exact).values(), key=lambda each: each[:3], default=None)
 
 

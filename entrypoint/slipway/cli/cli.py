@@ -194,10 +194,7 @@ def with_run(words: list[str]) -> list[str]:
 
 
 def understand(words: list[str]) -> list[str]:
-    """Return the words, which begin with a command or an option.
-
-    An executable is exec'ed here and now. Raises LaunchError (78) for a first word that means nothing.
-    """
+    """The words, which begin with a command or an option; an executable is exec'ed. Raises LaunchError (78) for anything else."""
     words = with_run(words) if words else words
     known = {*slipway.commands, *BESIDE}
     if not words or words[0] in known or words[0].startswith("-"):

@@ -56,9 +56,7 @@ def chosen_runs_folder(runs: str | None) -> Path:
 
 
 def named_run(run: str, runs: str | None) -> Path:
-    """The run that is meant, by a path or by its name in the folder of runs, the newest where it is empty. Raises LaunchError
-    where there is none.
-    """
+    """The run of this path or name in the folder of runs, by default the newest. Raises LaunchError if there is none."""
     if is_store(run):
         return fetch_run(run, snapshots=False, say=mention)
     folder = chosen_runs_folder(runs)

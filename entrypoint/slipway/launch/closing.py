@@ -141,10 +141,7 @@ def tell_pod(code: int, message: str, verdict: Verdict | None = None, helps: Adv
 
 
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
-    """Show how the loss went, say where the results of `run` are, what to type next, and whether they outlive the container.
-
-    Raises OSError.
-    """
+    """Show how the loss went, where results are, what to type next, and whether they outlive the container. Raises OSError."""
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
         if job.plan.workload.builtin:
@@ -298,10 +295,7 @@ LEAST, LEAST_COLUMNS = 4, 30  # points, fewer are no curve; columns, fewer have 
 
 
 def draw_curve(points: Sequence[tuple[int, float]], width: int) -> list[str]:
-    """The lines, of `width` columns at most, of a picture of losses by step, each with the loss of its row.
-
-    None of them where there is nothing to see, or no room.
-    """
+    """A picture of losses by step, at most `width` columns wide, each row with its loss; empty if there is nothing to see."""
     columns = min(COLUMNS, width - SCALE - 1)
     steps, losses = [step for step, _ in points], [loss for _, loss in points]
     if len(points) < LEAST or columns < LEAST_COLUMNS or max(losses) == min(losses) or steps[-1] <= steps[0]:

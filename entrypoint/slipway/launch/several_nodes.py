@@ -121,10 +121,7 @@ class SeveralNodes:
         stopped: Callable[[], bool],
         glance: Callable[[], None],
     ) -> Ending | None:
-        """As a spare node, wait for the verdict on the attempt of the others, and what follows; None once `stopped`.
-
-        `glance` is called again and again meanwhile.
-        """
+        """As a spare node, wait for the others' verdict and what follows; None once `stopped`. `glance` is called meanwhile."""
         return self._rendezvous.watch(rule, stopped, glance)
 
     def report(

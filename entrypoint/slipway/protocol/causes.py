@@ -65,10 +65,7 @@ _NCCL_ERROR = re.compile(r"\b(nccl[A-Z]\w+): [^\n]*(?:\n\s*Last error:\s*([^\n]*
 
 
 def cause_of(text: str) -> Word:
-    """What an error means, by the exception's name and its message: CONFIGURATION, UNHEALTHY, PEER, else FAILED.
-
-    PEER is an echo: it says nothing about the process that reports it.
-    """
+    """What an error means, by its name and message: CONFIGURATION, UNHEALTHY, PEER (an echo of another failure), else FAILED."""
     return next((word for said, word in _TABLE if said.search(text)), Word.FAILED)
 
 

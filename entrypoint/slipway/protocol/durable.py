@@ -125,10 +125,7 @@ def sync_folder(folder: Path) -> bool:
 def write_file(
     path: Path, chunks: Iterable[bytes | memoryview], note: Callable[[int], None] = lambda size: None
 ) -> FileFacts:
-    """Write and fsync a new file. Returns the facts of what was meant to be written, not of what is read back.
-
-    `note` is called with the size of each piece that is written.
-    """
+    """Write and fsync a new file; the facts of what was meant, not of what is read back. `note` gets the size of each piece."""
     import hashlib  # it takes two milliseconds, which a launcher that writes no such file saves
 
     digest = hashlib.sha256()

@@ -277,10 +277,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes) -> Any:
-    """What JSON says, with None for numbers that nobody can count with: NaN, Infinity, 1e999, integers of 64 bits and more.
-
-    Raises ValueError where it is not JSON, RecursionError where it is too deep.
-    """
+    """JSON, with None for numbers that nobody can count with (NaN, 1e999, 64 bits or more). Raises ValueError, RecursionError."""
     return json.loads(
         text,
         parse_constant=lambda _: None,

@@ -24,10 +24,7 @@ def make_option(names: str, metavar: str, text: str, **more: Any) -> click.Optio
 def make_command(
     name: str, options: Sequence[click.Option], make: Make, text: str, example: str, *, elastic: bool = False
 ) -> click.Command:
-    """The command `slipway render NAME`, whose `options` may stand before a workload and behind it.
-
-    `elastic`: the number of nodes may be MIN:MAX.
-    """
+    """The command `slipway render NAME`, whose `options` may stand around a workload; `elastic`: nodes may be MIN:MAX."""
 
     def callback(words: tuple[str, ...], **given: Any) -> None:
         if words and words[0] in WORKLOADS:

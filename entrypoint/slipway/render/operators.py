@@ -29,10 +29,7 @@ def make_jobset(asked: manifests.ManifestRequest, read: manifests.Read) -> list[
 
 
 def make_trainer(asked: manifests.ManifestRequest, read: manifests.Read) -> list[manifests.Document]:
-    """Return a ClusterTrainingRuntime, a TrainJob that says what to train with it, and what stands beside them.
-
-    Raises LaunchError for a name that cannot be.
-    """
+    """A ClusterTrainingRuntime, a TrainJob that says what to train with it, and what goes with them. Raises LaunchError."""
     generic, others = _parts(dataclasses.replace(asked, words=(), env={}, secrets=()), read)
     spec = generic["spec"]
     for rule in spec["podFailurePolicy"]["rules"]:

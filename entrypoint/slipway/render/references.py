@@ -21,10 +21,7 @@ _REFERENCE = re.compile(
 
 
 def pinned(image: str) -> str:
-    """Return the name of an image as Docker and Kubernetes take it: with a tag that stays, or a digest.
-
-    Raises LaunchError (78) for what may be another image tomorrow, and for what is no name.
-    """
+    """An image's name with a tag that stays, or a digest. Raises LaunchError (78) for what may change, and for what is none."""
     match = _REFERENCE.fullmatch(image)
     registry = match["registry"] if match else None
     known = registry is None or re.fullmatch(_HOST if _is_registry(registry) else _PART, registry)

@@ -78,10 +78,7 @@ def find_files(store: ObjectStore, name: str) -> dict[str, ObjectFacts]:
 
 
 def read_sums(store: ObjectStore, name: str, files: Mapping[str, ObjectFacts]) -> dict[str, str]:
-    """The sha256 of files, from those among them that list checksums (`SHA256SUMS`) or one checksum (`NAME.sha256`).
-
-    Raises StoreError.
-    """
+    """The sha256 of files, from `SHA256SUMS` or `NAME.sha256` among them. Raises StoreError."""
     if "" in files:
         try:
             text = store.read(f"{name}.sha256").decode(errors="replace")

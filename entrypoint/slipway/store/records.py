@@ -45,11 +45,7 @@ class RecordCopy:
 
 
 def fetch_records(store: ObjectStore, run: str, path: Path, *, always: bool = False) -> bool:
-    """Put the records of a run into a run directory where they are of a later attempt than those there, or `always`. Returns
-    whether there were any.
-
-    Raises StoreError, OSError.
-    """
+    """Fetch a run's records if later than those here, or `always`; whether there are any. Raises StoreError, OSError."""
     newest = highest_claim(store, run)
     if newest is None:
         return False

@@ -34,10 +34,7 @@ def attempt(
     report: HangReport,
     job_wide: JobWide = ALONE,
 ) -> Try:
-    """One start of the workload on this node, and how it ended. Raises LaunchError where it cannot start.
-
-    `lost` says what elsewhere ended it; `report` and `job_wide`: what it shares with other nodes and with other attempts.
-    """
+    """One start of the workload here, and how it ended; `lost` says what elsewhere ended it. Raises LaunchError."""
     try:
         make_folders(job.plan.topology.mended)
     except OSError as error:

@@ -91,10 +91,7 @@ class Attempt:
         self._started = self._failed = self._told = False
 
     def supervise(self, environ: Mapping[str, str], lost: Callable[[], Elsewhere | None]) -> Facts:
-        """Run the workload to its end and return what was seen. `lost` says what elsewhere ended this attempt, if so.
-
-        Raises LaunchError where it cannot be started.
-        """
+        """Run the workload to its end; what was seen. `lost`: what elsewhere ended it. Raises LaunchError if it cannot start."""
         ooms = count_ooms()
         self._machine.adopt_orphans()
         try:

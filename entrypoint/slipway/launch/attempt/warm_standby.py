@@ -126,10 +126,7 @@ class WarmStandby:
             self._forget()
 
     def fork(self, words: tuple[str, ...], environ: Mapping[str, str], files: Mapping[int, int]) -> Forked | None:
-        """An agent as `words` would start it, our own child; None where it has to be started.
-
-        `files`: what is open there, by number, as numbers of ours.
-        """
+        """An agent as `words` would start it, our own child; None if it must be started. `files`: by their numbers there."""
         self.poll()
         if self._preparing:  # nothing else runs on this node, and it has done a part of the work
             self._listen(LOADING)

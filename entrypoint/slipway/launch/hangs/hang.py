@@ -316,10 +316,7 @@ class HangDetector:
         return any(beat.phase != Phase.DATA or beat.step > step for beat in beats)  # it waits for data before that, too
 
     def stragglers(self, state: Callable[[int], str]) -> tuple[Beat, ...]:
-        """The ranks that the others wait for, as far as it can be known; all where none differs.
-
-        `state`: a process's state, as a letter of /proc/PID/stat.
-        """
+        """The ranks that the others wait for, if known, else all. `state`: a process's state, as a letter of /proc/PID/stat."""
         beats = tuple(self._beats.values())
         odd = tuple(beat for beat in beats if beat.pid and state(beat.pid) in STATES)
         least = min(map(_order, beats))

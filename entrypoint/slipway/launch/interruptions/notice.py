@@ -67,10 +67,7 @@ def read_gcp_maintenance(text: str) -> list[Notice]:
 
 
 def read_azure_events(text: str, machine: str) -> list[Notice]:
-    """`scheduledevents`, for the virtual machine with this name: others of its group are announced to it, too.
-
-    Raises ValueError for anything else.
-    """
+    """`scheduledevents` for the machine of this name, which hears of others in its group, too. Raises ValueError."""
     events = _record(text).get("Events")
     if not isinstance(events, list):
         raise ValueError("scheduledevents has no list of Events")

@@ -94,10 +94,7 @@ class NodeInfo:
     place: int = -1
 
     def __post_init__(self) -> None:
-        """Keep what travels, and what node 0 holds for thousands of nodes, bounded and as it arrives elsewhere.
-
-        Raises ValueError for impossible numbers.
-        """
+        """Bound what travels, and what node 0 holds for thousands of nodes. Raises ValueError for impossible numbers."""
         limits = {**dict.fromkeys(("processes", "attempt", "tries", "failures"), ATTEMPTS), "reached": STEPS}
         for name, most in limits.items():
             if not 0 <= getattr(self, name) <= most:

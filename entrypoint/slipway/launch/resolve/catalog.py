@@ -141,10 +141,7 @@ def is_program(first: str) -> bool:
 
 @told_if_unreadable("Give the path of a script that this user can read.")
 def find_workload(words: Sequence[str]) -> tuple[Workload, list[str]]:
-    """Return the workload that the words after `slipway run` name, and its arguments.
-
-    Raises LaunchError (78) for a file that is not there and for an unknown name, with the nearest one.
-    """
+    """The workload that the words after `slipway run` name, and its arguments. Raises LaunchError (78) with the nearest name."""
     first, rest = words[0], list(words[1:])
     if first in WORKLOADS:
         return WORKLOADS[first], rest

@@ -66,10 +66,7 @@ class Host(NamedTuple):
 
 
 def read_host(environ: Mapping[str, str]) -> Host:
-    """Look at this host. Asks name resolution only where the full name matters (Kubernetes).
-
-    Raises LaunchError where nothing can be written at all.
-    """
+    """Look at this host; names are resolved only for Kubernetes. Raises LaunchError if nothing can be written at all."""
     if detect_runtime(environ) not in (HOST.name, SLURM.name) and clone3_errno() == errno.EPERM:
         raise LaunchError(
             "No program can start a thread in this container: its engine answers the system call clone3 with EPERM, as Docker "

@@ -96,10 +96,7 @@ def granted_gpus(environ: Mapping[str, str]) -> str:
 def place_processes(
     asked: Claim, devices: Devices, sources: Sources, process: Process | None, runtime: str
 ) -> tuple[str, int]:
-    """Return the device, `cuda` or `cpu`, and the number of processes on this node; `runtime` as in Host, for advice.
-
-    Raises LaunchError: 78 for a wish that cannot be met, 77 for GPUs that cannot be used.
-    """
+    """The device, `cuda` or `cpu`, and this node's processes. Raises LaunchError: 78 for what is impossible, 77 for sick GPUs."""
     wish = parse_claim(BY_NAME["NPROC_PER_NODE"], asked)
     gpus, cores = len(devices.gpus), max(1, int(devices.cpus))
     if wish == "cpu":

@@ -39,10 +39,7 @@ def name_cloud(dmi: Mapping[str, str]) -> Watched:
 
 
 def choose_watched(sources: Sources, dmi: Mapping[str, str]) -> Watched:
-    """The cloud whose notices are watched: the one that the setting names, or with `auto` the one that DMI names.
-
-    Raises LaunchError for a value that is not allowed.
-    """
+    """The cloud whose notices are watched: that of the setting or, with `auto`, of DMI. Raises LaunchError for any other."""
     if (choice := sources.value(SETTING)) != AUTO:
         return Watched(choice, sources.claims(BY_NAME[SETTING])[0].source)
     found = name_cloud(dmi)

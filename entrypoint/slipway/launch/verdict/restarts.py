@@ -125,10 +125,7 @@ def decide(tries: tuple[Try, ...], failures: int, limit: int) -> Decision:
 
 
 def count_failures(last: Try, before: int) -> int:
-    """How many attempts in a row failed without progress up to the `last`, with `before` of them before it.
-
-    Those that ended as asked are no failures.
-    """
+    """Attempts in a row, up to the `last`, that failed without progress; `before` came before it. Ends as asked are none."""
     return 0 if last.progressed else before + (not last.outcome.good)
 
 

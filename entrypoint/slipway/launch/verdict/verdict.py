@@ -63,10 +63,7 @@ class Outcome:
 
     @property
     def independent(self) -> bool:
-        """Whether the node ended for a reason of its own rather than because a peer went away.
-
-        A hang is one: whatever others made of being ended came of it.
-        """
+        """Whether the node ended for its own reason and not because a peer went away. A hang is one: others' ends came of it."""
         if self.stacks:
             return True
         echo = self.word == Word.PEER or (self.word == Word.FAILED and Sign.ECHO in self.cause.signs)

@@ -139,10 +139,7 @@ def export_result(result: TrainingResult, options: Exportable, context: Context)
 
 
 def push_folder(folder: Path, repo: str, public: bool, message: str) -> str:
-    """Upload an export to `repo`, which is created if it does not exist (private unless `public`). Returns its address.
-
-    Raises ConfigurationError for what the user can fix, HubError for what may be temporary.
-    """
+    """Upload an export to `repo`, made if need be (private unless `public`); its address. Raises ConfigurationError, HubError."""
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -141,10 +141,7 @@ def select_files(files: Mapping[str, Listed], include: Sequence[str]) -> dict[st
 
 
 def find_cached(repo: str, revision: str | None, kind: str, include: Sequence[str]) -> Path | None:
-    """Return the folder of files fetched before, or None if the cache knows that any are missing.
-
-    Raises ConfigurationError if `repo` is not a valid name.
-    """
+    """The folder of files fetched before; None if any are missing. Raises ConfigurationError if `repo` is no valid name."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

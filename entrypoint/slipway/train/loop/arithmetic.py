@@ -49,10 +49,7 @@ def read_precision(wanted: str, device: torch.device) -> Precision:
 
 
 def choose_precision(wanted: str, capability: tuple[int, int] | None, fast_cpu_bf16: bool) -> str:
-    """Return fp32, bf16 or fp16 for what the user `wanted`.
-
-    `capability` is the GPU's compute capability, None on a CPU. Raises ConfigurationError for what does not work.
-    """
+    """fp32, bf16 or fp16 for what the user `wanted`; `capability`: the GPU's, None on a CPU. Raises ConfigurationError."""
     if wanted == "fp16" and capability is None:
         raise ConfigurationError(FP16_NEEDS_GPU)
     if wanted != "auto":

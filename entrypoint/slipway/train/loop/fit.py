@@ -91,10 +91,7 @@ def train_through(training: Training) -> str:
 
 
 def train_from_here(training: Training, phase: Phase) -> str:
-    """Train from the current step, with metrics and progress that start there. Returns the outcome.
-
-    `phase` is the phase that the first step is reported as.
-    """
+    """Train from the current step, with metrics that begin there; the outcome. `phase` is what the first step is reported as."""
     context, task = training.context, training.task
     first, file = context.place.rank == 0, context.place.run_dir / METRICS_FILE
     if first:

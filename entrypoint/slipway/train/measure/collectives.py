@@ -99,10 +99,7 @@ def make_buffers(collective: str, elements: int, dtype: torch.dtype, context: Co
 
 
 def why_lacking(collective: str, dtype: torch.dtype, context: Context) -> str:
-    """What the back end says where it has no such collective for such numbers; empty where it has. By every rank.
-
-    Raises what was raised for any other reason.
-    """
+    """What the back end says if it lacks this collective for such numbers, else empty. By every rank. Raises other errors."""
     reason = ""
     try:
         buffers = make_buffers(collective, context.place.world_size, dtype, context)

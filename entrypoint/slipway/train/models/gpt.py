@@ -167,10 +167,7 @@ def continue_tokens(
     temperature: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Append `count` tokens to `tokens` (shape (1, n)), each drawn from the logits (1, vocab_size) after the tokens before.
-
-    Temperature 0 takes the likeliest each time.
-    """
+    """Append `count` tokens to `tokens` (1, n), drawn from their logits (1, vocab_size); temperature 0: the likeliest each."""
     for _ in range(count):
         logits = next_logits(tokens)
         if temperature > 0:

@@ -55,10 +55,7 @@ def require_replayable(model: nn.Module, split: bool) -> None:
 
 
 def kinds_of_ranks(context: Context) -> list[int]:
-    """Return a number for each rank, the same for those whose results can be compared bit by bit; by all ranks.
-
-    A line says so where there are several.
-    """
+    """A number for each rank, equal for those whose results are comparable bit by bit; by all ranks. A line says if several."""
     own = describe_processor(context.device, os.environ)
     kinds = [int(mark) for mark in context.gather_number(zlib.crc32(own.encode()))]
     ranks_of = {kind: [rank for rank, each in enumerate(kinds) if each == kind] for kind in kinds}

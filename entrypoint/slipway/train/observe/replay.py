@@ -368,10 +368,7 @@ class Replays:
             raise ReplicasDifferError(str(difference), difference)
 
     def _solve(self, ranks: Collection[int], seeds: Iterable[int]) -> Unsolved:
-        """Compute problems with known answers on these ranks; by all ranks. Return which were wrong.
-
-        A line names each rank that could not compute them, once.
-        """
+        """Compute known problems on these ranks; by all ranks. Which were wrong; a line names, once, each rank that could not."""
         if not ranks:
             return Unsolved()
         own = reason = ""
@@ -393,10 +390,7 @@ class Replays:
         return Unsolved(tuple(failing), self._context.share_text(own, failing[0]))
 
     def _leave_out(self, first: list[Signature], again: list[Signature]) -> bool:
-        """Compare no longer what does not repeat itself; a line says so. Returns whether there was any.
-
-        Raises ReplayError, on all ranks, if nothing is left.
-        """
+        """Leave out what does not repeat itself, and say so; whether there was any. Raises ReplayError if nothing is left."""
         left_out = False
         for kind in self._kinds:
             if not (found := kind.leave_out(first, again)):

@@ -280,10 +280,7 @@ def are_equal(largest: torch.Tensor) -> bool:
 
 
 def find_odd(sums: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Return the indices of tensors that differ, and the ranks whose sum is not the majority's; no ranks without a majority.
-
-    `sums`: for each rank, a number for each tensor.
-    """
+    """Which tensors differ, and the ranks whose sum is not the majority's, if there is one. `sums`: by rank, by tensor."""
     places = [place for place, column in enumerate(zip(*sums, strict=True)) if len(set(column)) > 1]
     odd: set[int] = set()
     for place in places:

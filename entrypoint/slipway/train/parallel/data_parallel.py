@@ -146,10 +146,7 @@ def divided(loss: torch.Tensor | Summed, samples: int) -> tuple[torch.Tensor, to
 def compute_alone(
     task: Task, precision: Precision, scaler: Any, batch: Batch
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Return the loss of a part, and its gradient for each parameter, as this process alone computes them.
-
-    Neither DistributedDataParallel nor the gradients of the training take part.
-    """
+    """A part's loss and its gradient for each parameter, by this process alone, without DDP or the training's gradients."""
     parameters = [*task.model.parameters()]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     with precision.autocast():

@@ -128,10 +128,7 @@ class MemoryBuffers:
                 self._warn(f"dropped, since it may contain wrong numbers: the snapshot in memory of step {header.step}")
 
     def load(self, newer_than: tuple[int, int], until: tuple[float, float] = ANY) -> Snapshot | None:
-        """Return the newest intact snapshot, or None if none is newer than this attempt and step, and at most `until`.
-
-        Warns about each snapshot that is passed over.
-        """
+        """The newest intact snapshot after this attempt and step, at most `until`, or None. Warns of each that is passed over."""
         for buffer, header in sorted(self._headers(warn=True), key=lambda pair: pair[1][:2][::-1], reverse=True):
             if (header.attempt, header.step) <= newer_than:
                 break

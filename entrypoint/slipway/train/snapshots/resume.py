@@ -343,10 +343,7 @@ def agree_on_ways(context: Context, resume: str) -> tuple[list[str], str]:
 
 
 def set_aside_earlier(context: Context, memory: MemoryBuffers, parts: RankParts) -> None:
-    """Set aside what a node still has that was away when the others found that it may contain wrong numbers. By all ranks.
-
-    Raises as `set_aside_together` does.
-    """
+    """Set aside what a node has that was away when wrong numbers were found. By all ranks. Raises as `set_aside_together`."""
     folder = parts.folder(context.place.run_dir / files.SNAPSHOTS)
     own = read_suspicion(folder) if parts.on_disk else UNSUSPECTED
     all_found = [Suspicion(*row.tolist()) for row in context.gather(torch.tensor(own))]

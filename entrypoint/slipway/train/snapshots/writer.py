@@ -159,10 +159,7 @@ def unpin(memory: torch.Tensor) -> None:
 
 
 def copy_all(sources: Mapping[Names, torch.Tensor], targets: Mapping[Names, torch.Tensor]) -> Callable[[], float]:
-    """Copy each source into the target of the same name.
-
-    Returns what waits until that is done, and tells for how many seconds a GPU's training stood still.
-    """
+    """Copy sources into targets by name; what is returned waits, and tells for how many seconds a GPU's training stood still."""
     on_gpu = [key for key, source in sources.items() if source.is_cuda]
     for key in sources.keys() - set(on_gpu):
         targets[key].copy_(sources[key])

@@ -42,10 +42,7 @@ INCLUDE = (CONFIG, ADAPTER, WEIGHTS, INDEX, "model-*.safetensors", TOKENIZER, *O
 
 
 def find_checkpoint(name: str, context: Context) -> Path:
-    """Return the folder of the checkpoint that `name` means: a folder, or a repo of the Hub. By every rank.
-
-    Raises ConfigurationError for a folder that only some nodes have, and what fetching raises.
-    """
+    """The folder of a checkpoint, of a folder or the Hub. By every rank. Raises ConfigurationError, and what fetching raises."""
     here = agree_here(context, Path(name).is_dir(), f"--model {name}")
     return Path(name) if here else fetch_together(context, name, include=INCLUDE)
 

@@ -36,10 +36,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".psv": "|"}  # what stands between two val
 
 
 def require_text(path: Path, given: Path | None = None) -> None:
-    """Raise ConfigurationError where a file is no text in UTF-8, as far as its first bytes tell, with what it is.
-
-    `given`: the folder that the user named, if this is one of its files.
-    """
+    """Raise ConfigurationError if a file's first bytes are no UTF-8, with what it is. `given`: the folder that the user named."""
     if pointer := explain_pointer(path):
         raise ConfigurationError(pointer)
     with path.open("rb") as file:

@@ -38,10 +38,7 @@ def is_validation(text: str, share: float = VALIDATION_SHARE) -> bool:
 
 
 def stdlib_files(root: Path) -> list[Path]:
-    """The standard library's source files under `root`, sorted, without what not every distribution ships.
-
-    Raises ConfigurationError where there are none.
-    """
+    """The standard library's sources under `root`, sorted, without what some distributions lack. Raises ConfigurationError."""
     files = []
     for folder, inside, names in os.walk(root):
         # Left out before they are entered: site-packages alone holds ten times as many files as the library.

@@ -114,10 +114,7 @@ def choose_kind(paths: Sequence[Path]) -> tuple[str, list[Path]]:
 
 
 def files_below(path: Path) -> list[Path]:
-    """Return the file itself, or all files below the folder, sorted, without hidden files and those of the system.
-
-    Raises OSError for a folder that cannot be read.
-    """
+    """The file, or all below the folder, sorted, without hidden ones and the system's. Raises OSError if it cannot be read."""
     return [file for file in entries_below(path) if file.is_file()]
 
 

@@ -98,10 +98,7 @@ def read_options(trained: Trained, source: Path, dataset: str | None) -> Options
 def open_language_model(
     trained: Trained, source: Path, options: Options, context: Context
 ) -> tuple[Validation, nn.Module, str]:
-    """How a language model is judged, the model on the context's device, and which data these are.
-
-    It needs nothing that the training began with, nor as many processes.
-    """
+    """How a language model is judged, the model on its device, and the data's name; nothing that its training needed is read."""
     assert isinstance(options, TextOptions)
     model = Gpt(described_config(trained.model))
     length = getattr(options, "context", None) or model.config.context
