@@ -1,13 +1,11 @@
 """Lines that several ranks print alike, shown once with the ranks in front. Each rank's lines keep their order.
 
-Lines wait for others like them for as long as NEAR, in the order in which they will be shown. Where a rank said something of
-its own before a line that others printed a moment earlier, that moves in front, as far as each rank's own order allows (the
-reordering of Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic graphs", 2007).
+Lines wait for others like them for as long as NEAR. What a rank said of its own before a line that it shares comes before that.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from slipway.inspect.logs import PARENTS, Line
@@ -16,21 +14,16 @@ from slipway.protocol.printable import rank_ranges
 
 NEAR = CLOCK_SECONDS  # s between two that count as the same line: ranks are not in step to the millisecond, nor clocks
 MOST = 8_000_000  # characters of lines that wait
-FARTHEST = 1000  # lines that one may be moved past
+DEEPEST = 50  # lines that come before one another so that a line can be shared; each is a call within a call
+Place = tuple[int, int]  # node and rank
 
 
-@dataclass(eq=False)
+@dataclass
 class Shared:
-    """A line with all that printed it; the first one's time counts. `number` is its place in the output.
+    """A line with the ranks that printed it, or the nodes where it was no rank; the time is that of the oldest."""
 
-    `before` and `behind` are its neighbours in the order of each of its ranks.
-    """
-
-    number: int
     line: Line
-    places: list[int] = field(default_factory=list)  # ranks, or nodes where it was not a rank
-    before: set["Shared"] = field(default_factory=set)
-    behind: set["Shared"] = field(default_factory=set)
+    places: list[int] = field(default_factory=list)
 
     @property
     def who(self) -> str:
@@ -39,84 +32,73 @@ class Shared:
         return f"{parent}{'node' if parent else 'rank'}{'s' if len(self.places) > 1 else ''} {rank_ranges(self.places)}"
 
 
-@dataclass
-class Alike:
-    """The waiting lines of one text, oldest first; `given` counts those given out before, `seen` those of each place."""
-
-    waiting: list[Shared] = field(default_factory=list)
-    given: int = 0
-    seen: dict[tuple[int, int], int] = field(default_factory=dict)
-
-
 class Collapse:
     """Takes lines in the order of time and gives them out, those that are alike as one."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Shared] = {}
-        self._alike: dict[tuple[str, int], Alike] = defaultdict(Alike)
-        self._last: dict[tuple[int, int], Shared] = {}  # by place what it printed last
-        self._first = self._next = self._characters = 0
+        self._arrived = deque[Line]()  # also what is out already
+        self._waiting: dict[Place, deque[Line]] = defaultdict(deque)
+        self._alike: dict[tuple[str, int], Counter[Place]] = defaultdict(
+            Counter
+        )  # how many wait of each text, by place
+        self._held = set[Place]()  # those with a part in a line that is about to come out
+        self._characters = 0
 
     def take(self, line: Line) -> Iterator[Shared]:
         """Take a line in; what no later line can join comes out."""
-        while self._waiting and self._is_past(self._waiting[self._first].line, line):
-            yield self._give()
-        place, alike = (line.node, line.rank), self._alike[_key(line)]
-        last = self._last.get(place)
-        turn = max(0, alike.seen.get(place, 0) - alike.given)
-        if turn == len(alike.waiting) or not self._move_behind(alike.waiting[turn], last):
-            turn = len(alike.waiting)
-            alike.waiting.append(self._add(line))
-        shared = alike.waiting[turn]
-        alike.seen[place] = alike.given + turn + 1
-        shared.places.append(line.node if line.rank < 0 else line.rank)
-        if last and last.number >= self._first:  # else it is out already
-            last.behind.add(shared)
-            shared.before.add(last)
-        self._last[place] = shared
-
-    def _add(self, line: Line) -> Shared:
-        added = self._waiting[self._next] = Shared(self._next, line)
-        self._next += 1
+        while (oldest := self._oldest()) and self._is_past(oldest, line):
+            yield from self._give(oldest)
+        self._arrived.append(line)
+        self._waiting[_place(line)].append(line)
+        self._alike[_key(line)][_place(line)] += 1
         self._characters += _cost(line)
-        return added
+
+    def settle(self, now: float) -> Iterator[Shared]:
+        """Give out what has waited long enough by the time of day (Unix seconds); all of it where that is infinite."""
+        while (oldest := self._oldest()) and not abs(now - oldest.time) <= NEAR:
+            yield from self._give(oldest)
+
+    def _oldest(self) -> Line | None:
+        while self._arrived and self._arrived[0] is not self._next(_place(self._arrived[0])):
+            self._arrived.popleft()
+        return self._arrived[0] if self._arrived else None
+
+    def _next(self, place: Place) -> Line | None:
+        return self._waiting[place][0] if place in self._waiting else None
 
     def _is_past(self, waiting: Line, newest: Line) -> bool:
         later = newest.attempt != waiting.attempt or newest.time - waiting.time > NEAR
         return later or self._characters > MOST
 
-    def _move_behind(self, shared: Shared, last: Shared | None) -> bool:
-        """Bring a line behind what its new rank printed last; False where the order of other ranks forbids it."""
-        if last is None or last.number < shared.number:
-            return True
-        if last.number - shared.number > FARTHEST:
-            return False
-        later = _reach(shared, lambda one: (other for other in one.behind if other.number <= last.number))
-        if last in later:
-            return False
-        earlier = _reach(last, lambda one: (other for other in one.before if other.number > shared.number))
-        moved = [*sorted(earlier, key=_number), *sorted(later, key=_number)]
-        for number, one in zip(sorted(map(_number, moved)), moved, strict=True):
-            one.number, self._waiting[number] = number, one
-        return True
+    def _give(self, line: Line, depth: int = 0) -> list[Shared]:
+        """A rank's next line, with all that can be shown as one, behind what these ranks said before it."""
+        out, shared, key, held = list[Shared](), Shared(line), _key(line), set[Place]()
+        for place in (_place(line), *self._alike[key]):
+            while place not in self._held and (first := self._next(place)) and self._alike[key][place]:
+                if _key(first) == key:
+                    shared.places.append(self._pop(place))
+                    self._held.add(place)
+                    held.add(place)
+                elif depth < DEEPEST:
+                    out += self._give(first, depth + 1)
+                else:
+                    break
+        self._held -= held
+        if not self._alike[key].total():
+            del self._alike[key]
+        return [*out, shared]
 
-    def settle(self, now: float) -> Iterator[Shared]:
-        """Give out what has waited long enough by the time of day (Unix seconds); all of it where that is infinite."""
-        while self._waiting and not abs(now - self._waiting[self._first].line.time) <= NEAR:
-            yield self._give()
+    def _pop(self, place: Place) -> int:
+        line = self._waiting[place].popleft()
+        if not self._waiting[place]:
+            del self._waiting[place]
+        self._alike[_key(line)][place] -= 1
+        self._characters -= _cost(line)
+        return line.node if line.rank < 0 else line.rank
 
-    def _give(self) -> Shared:
-        given = self._waiting.pop(self._first)
-        self._first += 1
-        self._characters -= _cost(given.line)
-        alike = self._alike[_key(given.line)]
-        alike.waiting.remove(given)
-        alike.given += 1
-        if not alike.waiting:
-            del self._alike[_key(given.line)]
-        given.before.clear()  # or each line would keep all before it in memory
-        given.behind.clear()
-        return given
+
+def _place(line: Line) -> Place:
+    return line.node, line.rank
 
 
 def _key(line: Line) -> tuple[str, int]:
@@ -126,21 +108,6 @@ def _key(line: Line) -> tuple[str, int]:
 
 def _cost(line: Line) -> int:
     return len(line.text) + 500  # what a line takes beside its text
-
-
-def _number(shared: Shared) -> int:
-    return shared.number
-
-
-def _reach(start: Shared, step: Callable[[Shared], Iterable[Shared]]) -> set[Shared]:
-    """All that steps lead to, with the start."""
-    found, queue = {start}, [start]
-    while queue:
-        for one in step(queue.pop()):
-            if one not in found:
-                found.add(one)
-                queue.append(one)
-    return found
 
 
 def collapse(lines: Iterable[Line | None]) -> Iterator[Shared | None]:
