@@ -146,10 +146,22 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
         if job.plan.workload.builtin:
             show_losses(run)
-        say(f"results are in {short_path(run.path)}")
+        say(f"results are in {short_path(run.path)}{alone_there(job, run.path, fleeting)}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     if fleeting:
         say(fleeting)
+
+
+def alone_there(job: Job, path: Path, fleeting: str) -> str:
+    """What to say behind the path of results that end with their container; empty where they outlive it."""
+    if not find_here(job, bool(fleeting)).loses_results:
+        return ""
+    if not runtime_of(job.host.runtime).is_engine:
+        return " until this container or pod is removed"
+    if job.host.mounts.get(mount_point(path, job.host.mounts) or Path("/")) == "tmpfs":
+        return " until this container ends"
+    copy = f"docker cp {job.host.container[:12] or 'CONTAINER'}:{shlex.quote(str(path))} ."
+    return f" of this container alone: gone now if it was started with --rm, else to be copied by {copy}"
 
 
 def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:

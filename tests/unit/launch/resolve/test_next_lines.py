@@ -15,6 +15,7 @@ from stand_ins import make_devices, make_host, make_sources, plan_for
 from slipway.launch import closing
 from slipway.launch.closing import find_here, in_place, typed_program
 from slipway.launch.resolve.catalog import WORKLOADS, find_workload, words_of
+from slipway.launch.resolve.container_checks import fleeting_results
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
     IMAGE_USER,
@@ -298,6 +299,35 @@ def test_a_container_mounts_what_the_arguments_name_and_starts_in_the_same_folde
     assert all(f'-v "/home/me{place}:{place}"' in trains for place in others)
     assert (f" -w {workdir} " in trains) is (workdir != "/workspace")
     assert as_typed("slipway report /checkpoints/a", here).count(" -v ") == 1
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mounts", "volume", "said"),
+    [
+        ("docker", {"/": "overlay"}, "", " of this container alone: gone now if it was started with --rm, else to be copied by docker cp "
+         "0123456789ab:/checkpoints/gpt ."),
+        ("docker", {"/": "overlay", "/checkpoints": "ext4"}, "", " of this container alone: gone now if it was started with --rm"),
+        ("docker", {"/": "overlay", "/checkpoints": "ext4"}, "runs", ""),
+        ("docker", {"/": "overlay", "/checkpoints": "tmpfs"}, "", " until this container ends"),
+        ("kubernetes", {"/": "overlay"}, "", " until this container or pod is removed"),
+        ("host", {"/": "ext4"}, "", ""),
+    ],
+)  # fmt: skip
+def test_where_results_are_is_not_said_without_how_long(
+    runtime: str, mounts: dict[str, str], volume: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "mounted_from", lambda place: volume)
+    environ = {"SLIPWAY_RUNS": "/checkpoints"}
+    host = make_host()._replace(
+        runtime=runtime,
+        image=None if runtime == "host" else "0.1.0",
+        mounts={Path(place): kind for place, kind in mounts.items()},
+        container="0123456789abcdef",
+    )
+    job = Job(plan_for(("gpt",), {}), make_sources(environ), make_devices(), environ, None, host)
+    fleeting = fleeting_results(host, Path("/checkpoints"))
+    told = closing.alone_there(job, Path("/checkpoints/gpt"), fleeting)
+    assert told.startswith(said) if said else not told
 
 
 def test_results_in_the_containers_memory_are_kept_the_next_time() -> None:
