@@ -15,13 +15,12 @@ from pathlib import Path
 from slipway.check.finding import misconfigured, ok, sick, skipped, warning, within
 from slipway.check.machine import gibibytes
 from slipway.launch.rendezvous.messages import Finding
-from slipway.launch.resolve.container_checks import fleeting_results, require_writable
+from slipway.launch.resolve.container_checks import FULL, fleeting_results, require_writable
 from slipway.launch.resolve.host import Host, existing, temporary_files
 from slipway.launch.run_directory.run import require_renames
 from slipway.protocol.durable import replace_file
 from slipway.protocol.errors import LaunchError
 
-FULL = 256 << 20  # bytes
 LOW = {"run directory": 5 << 30}  # bytes from which on a disk has room, and for all others
 LOW_ELSEWHERE = 1 << 30
 FEW_INODES = 1000

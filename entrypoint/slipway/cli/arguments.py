@@ -18,8 +18,8 @@ from slipway.launch.resolve.container_checks import (
     fleeting_file,
     other_image,
     results_folder,
-    unmounted,
     unseen,
+    unseen_arguments,
     warnings,
 )
 from slipway.launch.resolve.devices import Devices, read_devices
@@ -60,9 +60,9 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     try:
         program = read_program(words, sources)
     except LaunchError as error:
-        raise LaunchError(f"{error}{_mount(error.missing, host)}", error.code) from None
+        raise LaunchError(f"{error}{unseen(host, error.missing)}", error.code) from None
     except MissingPathError as error:
-        raise click.BadParameter(error.message + _mount(error.missing, host), error.ctx, error.param) from None
+        raise click.BadParameter(error.message + unseen(host, error.missing), error.ctx, error.param) from None
     if program.workload.spawned and program.options:
         sources = _count_processes(sources, program.options)
     devices = read_devices(environ)
@@ -122,7 +122,8 @@ def read_topology(program: Program, sources: Sources, devices: Devices, host: Ho
     if options and (export := options.values().get("export")):
         notes += filter(None, [fleeting_file(host, Path(export))])
     notes += filter(None, [other_image(host, claim.value if (claim := sources.variable("IMAGE")) else "")])
-    notes += [] if workload.builtin else misplaced(program.arguments, program.typed)
+    if not workload.builtin:
+        notes += [*unseen_arguments(host, program.arguments), *misplaced(program.arguments, program.typed)]
     return topology._replace(notes=tuple(notes))
 
 
@@ -187,13 +188,6 @@ def _require_one_machine(topology: Topology) -> None:
             f"--launcher spawn starts processes on one machine only, and {several} counts several. "
             "Leave --launcher out: torchrun starts them on each."
         )
-
-
-def _mount(missing: str, host: Host) -> str:
-    """What to mount where a container does not see a path."""
-    if not missing:
-        return ""
-    return unseen(host, Path(missing)) if Path(missing).is_absolute() else unmounted(host, Path.cwd())
 
 
 def check_arguments(workload: str, arguments: Sequence[str]) -> "Options":

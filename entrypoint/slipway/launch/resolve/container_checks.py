@@ -4,7 +4,7 @@ for questions about the folder of the results and the working directory."""
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from slipway.launch.resolve.host import (
     mount_point,
     mounted_from,
     owner_of,
+    room_of,
 )
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.sources import Sources
@@ -29,6 +30,7 @@ from slipway.protocol.variants import NAMES
 # A socket's path has at most 107 bytes (unix(7)); Python's multiprocessing adds /pymp-xxxxxxxx/listener-xxxxxxxx.
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 PUBLISHED = re.compile(rf"slipway[:_-](\d+\.\d+\.\d+\w*-(?:{'|'.join(NAMES)}))(?:\.sqsh|@.*)?$")
+FULL = 256 << 20  # bytes free; logs and two snapshots of a small model are more
 SMALL_SHM = 512 << 20  # bytes; docker gives 64 MB, and a data loader's worker wants a batch there, NCCL 10 MB per peer
 
 
@@ -116,19 +118,39 @@ def unmounted(host: Host, folder: Path) -> str:
     return f" Nothing is mounted at {folder}, where your files would be: {advise('files', host.runtime, str(folder))}."
 
 
-def unseen(host: Host, path: Path) -> str:
-    """What to type for a `path` of the machine that the image does not see: its path here, or what to mount; empty where that is
-    not the cause."""
+def unseen(host: Host, typed: str) -> str:
+    """What to type for a path of the machine that the image does not see: its path here, or what to mount; empty where that is
+    not the cause, or nothing was typed."""
+    path = Path(os.path.normpath(Path.cwd() / typed))
+    absolute = Path(typed).is_absolute()
+    if not typed:
+        return ""
+    if not absolute and path.is_relative_to(Path.cwd()):
+        return unmounted(host, Path.cwd())
     if host.image is None or mount_point(path, host.mounts) != Path("/"):
         return ""
     tails = (Path(*path.parts[start:]) for start in range(2, len(path.parts)))
-    if here := next((Path.cwd() / tail for tail in tails if (Path.cwd() / tail).exists()), None):
+    if absolute and (here := next((Path.cwd() / tail for tail in tails if (Path.cwd() / tail).exists()), None)):
         return f" In this container it is {here}."
     from slipway.launch.resolve.next_lines import quote_mount  # an error alone needs it
 
-    folder = str(path if path.parent.exists() else path.parent)  # a folder of the image is not to be covered
-    add = advise("files", host.runtime, folder).replace(f'"$PWD:{folder}"', quote_mount(folder, folder))
+    own = path if path.parent.exists() else path.parent  # a folder of the image is not to be covered
+    folder, source = str(own), str(own) if absolute else f"./{os.path.relpath(own)}"
+    add = advise("files", host.runtime, folder).replace(f'"$PWD:{folder}"', quote_mount(source, folder))
     return f" A container sees only those files of its machine that are mounted: {add}."
+
+
+def unseen_arguments(host: Host, arguments: Sequence[str]) -> Iterator[str]:
+    """What to say of paths among a script's arguments that the image does not see. Names within the working directory may be
+    anything, such as a repo of the Hub.
+    """
+    for word in arguments:
+        typed = re.sub(r"^[\w.-]+=", "", word)
+        path = Path(os.path.normpath(Path.cwd() / typed))
+        if not re.fullmatch(r"(\.\.)?/[^:*?|]+", typed) or path.exists() or path.is_relative_to(host.scratch.parent):
+            continue
+        if told := unseen(host, typed):
+            yield f"note: the script is given {typed}, which is not in this container.{told}"
 
 
 def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Iterator[str]:
@@ -137,6 +159,11 @@ def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Ite
         return  # its neighbour says it
     if fleeting := fleeting_results(host, folder):
         yield fleeting
+    if (room := room_of(folder)) is not None and room < FULL:
+        yield (
+            f"warning: only {room / 1e6:,.1f} MB are free at {folder}, and a snapshot that does not fit ends the job: free some "
+            "space, or choose another disk with --runs or --run-dir."
+        )
     address = topology.master_addr
     if topology.nodes > 1 and topology.rank == 0 and runtime_of(host.runtime).is_engine and is_loopback(address):
         yield (

@@ -176,6 +176,15 @@ def size_of(folder: Path) -> int | None:
     return found.f_blocks * found.f_frsize
 
 
+def room_of(folder: Path) -> int | None:
+    """How many bytes this user can still write where a folder is, or will be; None where the file system does not say."""
+    try:
+        found = os.statvfs(existing(folder))
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
 EMPTY_DIR = "emptyDir"
 
 

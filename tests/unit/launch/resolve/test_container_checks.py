@@ -243,7 +243,7 @@ def test_a_path_of_the_machine_is_translated_for_the_container(
         mine.parent.mkdir(exist_ok=True)
         mine.touch()
     host, says = in_image(runtime, {ROOT: "overlay", Path("/mnt/disk"): "ext4"}), says.format(here=tmp_path)
-    assert says in (said := unseen(host, Path(path)))
+    assert says in (said := unseen(host, path))
     assert bool(says) == bool(said)
     monkeypatch.setattr(arguments, "read_host", lambda environ: host)
     for words in (
@@ -255,6 +255,61 @@ def test_a_path_of_the_machine_is_translated_for_the_container(
         answer = slipway(*words)
         assert answer.code in (2, 78)
         assert says in answer.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("--data ../data/train", 'add -v "$PWD/../data:{above}/data" to docker run'),
+        ("--data=/datasets/me/c4", '-v "/datasets/me:/datasets/me" to docker run'),
+        ("data.path=/usr/c4", '-v "/usr/c4:/usr/c4" to docker run'),
+        ("--data /home/me/project/mine.txt", "In this container it is {here}/mine.txt."),
+        ("--data mine.txt --lr 0.1 --model openai/gpt2 --s3 s3://bucket/x /usr ..", ""),
+        ("--out /scratch/of-mine /mnt/disk/new", ""),  # the script may make these
+    ],
+)
+def test_a_scripts_arguments_that_the_container_does_not_see_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slipway: Slipway, typed: str, says: str
+) -> None:
+    here = tmp_path / "work"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("mine.txt", "train.py"):
+        Path(name).touch()
+    mounts = {ROOT: "overlay", here: "ext4", Path("/mnt/disk"): "ext4"}
+    monkeypatch.setattr(
+        arguments, "read_host", lambda environ: in_image(mounts=mounts, scratch=Path("/scratch/slipway-7"))
+    )
+    said = [
+        line for line in slipway("plan", "train.py", *typed.split()).out.splitlines() if "in this container." in line
+    ]
+    assert len(said) == bool(says), said
+    if says:
+        assert says.format(here=here, above=tmp_path) in said[0]
+
+
+def test_data_beside_the_working_directory_are_said_to_be_unmounted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slipway: Slipway
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host = in_image(mounts={ROOT: "overlay", tmp_path: "ext4"})
+    monkeypatch.setattr(arguments, "read_host", lambda environ: host)
+    for words in ("gpt --dataset file:../data/c4.txt", "../data/train.py"):
+        assert f'add -v "$PWD/../data:{tmp_path.parent}/data" to docker run' in slipway(*words.split()).err
+
+
+@pytest.mark.parametrize(("free", "told"), [(5_000_000, True), (10**9, False), (None, False)])
+def test_a_disk_that_is_almost_full_is_named_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, told: bool
+) -> None:
+    monkeypatch.setattr(container_checks, "room_of", lambda folder: free)
+    lines = [line for line in warnings(make_host(), resolve({}), Path("runs"), True) if "are free at runs" in line]
+    assert bool(lines) is told
+    assert not told or lines[0].startswith("warning: only 5.0 MB are free at runs, and a snapshot that does not fit")
+
+
+def test_the_room_for_a_folder_that_is_to_be_made_is_known(tmp_path: Path) -> None:
+    assert (host.room_of(tmp_path / "not/yet") or 0) > 0
 
 
 VOLUMES = (
