@@ -24,7 +24,8 @@ from slipway.launch.node import Node, SingleNode, enter, enter_alone
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.topology import SPARE
 from slipway.launch.run_directory.bookkeeping import Books, Milestones
-from slipway.launch.run_directory.run import AlreadyFinishedError, refuse_links
+from slipway.launch.run_directory.directory import RunDirectory
+from slipway.launch.run_directory.run import AlreadyFinishedError, Run, refuse_links
 from slipway.launch.run_directory.run_lock import RunLock, lock_file
 from slipway.launch.spares import SparesDisplay
 from slipway.launch.verdict.cause import Cause, CauseKind
@@ -56,6 +57,7 @@ def run_job(job: Job) -> int:
                 return make_attempts(job, node, alone(job, node), stops, stack, companions=companions)
             except AlreadyFinishedError as finished:
                 say(f"{finished.path} is finished; there is nothing to resume. {begin_anew(job, finished.path)}")
+                companions.finished(Run(finished.path, "auto", RunDirectory(finished.path).record.attempt))
                 return 0
             except LaunchError as error:
                 raise LaunchError(typed_outside(str(error), job), error.code) from None

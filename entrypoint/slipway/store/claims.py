@@ -49,14 +49,15 @@ def creates_once(store: ObjectStore) -> bool:
     return not (store.create(WRITABLE, b"") and store.create(WRITABLE, b""))
 
 
-def claim(store: ObjectStore, run: str, attempt: int, content: Mapping[str, Any]) -> None:
+def claim(store: ObjectStore, run: str, attempt: int, content: Mapping[str, Any], *, finished: bool = False) -> None:
     """Claim an attempt. `content` has a `nonce` of this launcher. Raises SupersededAttemptError where another one has it, or a
-    later one.
+    later one. One that is `finished` is also that of any launcher that has this run on its disk: it changes no more.
     """
     created = store.create(claim_name(run, attempt), json.dumps(content, indent=1).encode())
     if not created:
         there = read_claim(store, run, attempt)
-        if there.get("nonce") != content["nonce"]:
+        same = isinstance(there.get("run"), dict) and there["run"].get("started") == content["run"].get("started")
+        if there.get("nonce") != content["nonce"] and not (finished and same):
             raise SupersededAttemptError(
                 f"attempt {attempt} of {run} belongs to another launcher, on {there.get('host')}"
             )

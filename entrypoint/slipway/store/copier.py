@@ -58,6 +58,7 @@ class Assignment:
     node: Path
     ranks: tuple[int, ...]
     keep: int
+    finished: bool = False  # before this launcher came
 
     @property
     def leader(self) -> bool:
@@ -167,7 +168,7 @@ class Copier:
             if files.attempt_in(record) != attempt:  # it is about to be written
                 return False
             about = {"nonce": self.nonce, "host": socket.gethostname(), "time": self.clock(), "run": record}
-            claim(self.store, run, attempt, about)
+            claim(self.store, run, attempt, about, finished=self.to.finished)
         elif (highest_claim(self.store, run) or 0) < attempt:
             return False
         require_newest(self.store, run, attempt)
@@ -426,7 +427,9 @@ class CopyService:
         """Copy from now on what an attempt writes. What was on its way has been copied by now."""
         ranks = tuple(request["ranks"])
         paths = Path(request["path"]), Path(request["node"])
-        to = Assignment(request["run"], request["attempt"], *paths, ranks, request["keep"])
+        to = Assignment(
+            request["run"], request["attempt"], *paths, ranks, request["keep"], request.get("finished", False)
+        )
         before = self._copier
         if before and before.to.run == to.run:
             self._found[to.run] = before.progress

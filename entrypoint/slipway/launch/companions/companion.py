@@ -59,6 +59,9 @@ class Companion:
         """Return whether a new run may have this folder's name. Raises LaunchError."""
         return True
 
+    def finished(self, run: Run) -> None:
+        """The run is finished already, so that no attempt begins; `run.attempt` was the last one."""
+
     def begin(self, run: Run, topology: Topology) -> None:
         """Before each attempt, in which this node has the place of the `topology`."""
 
@@ -120,6 +123,10 @@ class Companions(Companion):
     def reserve(self, path: Path) -> bool:
         """See Companion."""
         return all(answer is not False for answer in self._each("reserve", path))
+
+    def finished(self, run: Run) -> None:
+        """See Companion."""
+        self._each("finished", run)
 
     def begin(self, run: Run, topology: Topology) -> None:
         """See Companion."""

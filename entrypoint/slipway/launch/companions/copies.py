@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -161,8 +162,17 @@ class Stores(Companion):
         except SilentStoreError:
             return True  # the claim of its first attempt will show
 
+    def finished(self, run: Run) -> None:
+        """Copy what the store lacks of a run that is finished, as where it did not answer at the end."""
+        topology = self._job.plan.topology
+        if run.node(topology.node_rank).path.is_dir():  # else this disk has only what was fetched
+            self._copy(run, topology, finished=True)
+
     def begin(self, run: Run, topology: Topology) -> None:
         """Copy what this attempt writes, from now on, in which this node has the place of the `topology`."""
+        self._copy(run, topology)
+
+    def _copy(self, run: Run, topology: Topology, *, finished: bool = False) -> None:
         self._leads = topology.rank == 0
         self._node, self._attempt = run.node(topology.node_rank), run.attempt
         self._assignment = {
@@ -173,6 +183,7 @@ class Stores(Companion):
             "node": str(self._node.path),
             "ranks": [*topology.ranks],
             "keep": getattr(self._job.options, "keep", 2),
+            "finished": finished,
         }
         with suppress(SilentStoreError):  # the process has ended: `_revive` starts it again, and repeats this
             self._ask(self._assignment, 0.0)
@@ -246,7 +257,7 @@ class Stores(Companion):
         until = min(ends) - MARGIN if ends else None
         self._revive(0.0)
         if self._leads:
-            self._say(f"copying what is new to {read_progress(node.path).store}")
+            self._say(f"copying what is new to {self._address}/{self._assignment['run']}")
         try:
             found = self._ask({"do": "finish"}, grace, until)
         except SilentStoreError as error:
@@ -261,7 +272,10 @@ class Stores(Companion):
                 if self._leads
                 else f"{record.store} lacks parts of the newest snapshot"
             )
-            self._say(f"warning: {about}{f': {why}' if why else ''}")
+            again = f"--run-dir {shlex.quote(self._assignment['path'])} --resume auto"
+            self._say(
+                f"warning: {about}{f': {why}' if why else ''}. To copy the rest later, type the same command with {again}"
+            )
         elif self._leads and found.get("step") is not None:
             self._say(f"{record.store} has step {found['step']}, the newest snapshot")
 

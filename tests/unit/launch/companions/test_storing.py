@@ -217,6 +217,58 @@ def test_of_a_run_that_finished_only_the_records_are_fetched(slipway: Slipway, t
     assert sorted(path.name for path in Path("there/job").iterdir()) == ["metrics.jsonl", "outcome.json", "run.json"]
 
 
+@pytest.mark.parametrize("claimed", [None, 1.0, 2.0], ids=["nothing was copied", "its claim was", "of another run"])
+def test_a_finished_run_is_copied_when_it_is_started_again(
+    slipway: Slipway, tmp_path: Path, claimed: float | None
+) -> None:
+    run, store = tmp_path / "runs/job", tmp_path / "store"
+    (run / "node-0").mkdir(parents=True)
+    store.mkdir()
+    make_snapshot(run, 20)
+    record = {"workload": "linear", "attempt": 1, "started": 1.0, "arguments": ["--steps", "20"]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "outcome.json").write_text(json.dumps({"word": "finished", "attempt": 1}))
+    if claimed:
+        there = {"nonce": "of the launcher that trained", "run": {**record, "started": claimed}}
+        (store / "job/claims").mkdir(parents=True)
+        (store / "job/claims/00000001.json").write_text(json.dumps(there))
+    words = ("run", "--store", f"file://{store}", "--run-dir", str(run), "--resume", "auto", "linear", "--steps", "20")
+    for _ in range(2):  # the second time nothing is left to do
+        answer = slipway(*words)
+        assert answer.code == 0, answer.err
+        assert "is finished; there is nothing to resume" in answer.err
+        if claimed == 2.0:
+            assert "attempt 1 of job belongs to another launcher" in answer.err
+            assert not (store / "job/outcome.json").exists()
+        else:
+            assert f"copying what is new to file://{store}/job\n" in answer.err
+            assert f"file://{store}/job has step 20, the newest snapshot" in answer.err
+            assert any(path.name == "outcome.json" for path in store.rglob("*"))
+    assert json.loads((run / "run.json").read_text()) == record
+
+
+def test_what_could_not_be_copied_at_the_end_is_said_with_how_to_copy_it_later(
+    slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "PATIENCE", 0.0)
+    run = tmp_path / "runs/job"
+    (run / "node-0").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    make_snapshot(run, 20)
+    (run / "run.json").write_text(json.dumps({"workload": "linear", "attempt": 1, "arguments": []}))
+    (run / "outcome.json").write_text(json.dumps({"word": "finished", "attempt": 1}))
+    ask = copies.Stores._ask
+
+    def silent(stores: copies.Stores, request: dict[str, object], *more: object) -> object:
+        if request["do"] == "finish":
+            raise copies.SilentStoreError("no answer")
+        return ask(stores, request, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copies.Stores, "_ask", silent)
+    answer = slipway("run", "--store", f"file://{tmp_path}/store", "--run-dir", str(run), "--resume", "auto", "linear")
+    assert f"To copy the rest later, type the same command with --run-dir {run} --resume auto" in answer.err
+
+
 @pytest.mark.parametrize("command", ["status", "report", "sample", "eval", "export"])
 def test_a_run_that_is_not_in_the_store_is_a_mistake(slipway: Slipway, tmp_path: Path, command: str) -> None:
     (tmp_path / "store").mkdir()
