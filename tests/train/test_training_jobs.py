@@ -20,7 +20,7 @@ from slipway.options.linear import LinearOptions
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.loop.arithmetic import Precision
 from slipway.train.loop.step import take_step
-from slipway.train.loop.training import begin_training, divide_batch
+from slipway.train.loop.training import begin_training, divide_batch, warn_of_room
 from slipway.train.snapshots.snapshot import Snapshot, save_snapshot
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import Heartbeat
@@ -305,3 +305,14 @@ def test_a_batch_of_more_samples_than_there_are_is_warned_of(
     said = run.output + "".join(capfd.readouterr())
     text = "warning: --batch-size 32 is more than the data (8 samples)"
     assert (text in said, "type --batch-size 8" in said) == (warned, warned)
+
+
+@pytest.mark.parametrize(("width", "warned"), [(10**8, True), (8, False)])
+def test_a_disk_without_room_for_the_weights_is_named_before_the_training(
+    tmp_path: Path, width: int, warned: bool
+) -> None:
+    said: list[str] = []
+    warn_of_room(torch.nn.Linear(width, width, device="meta"), tmp_path, said.append)
+    assert [f"MB are free at {tmp_path}, and the weights in a snapshot alone take 40," in line for line in said] == (
+        [True] if warned else []
+    )

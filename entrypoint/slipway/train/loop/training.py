@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -89,6 +92,8 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         f"of {counted(batch_size, 'sample')} ({share} per {'pipeline' if task.split else 'process'}), "
         f"{precision.name} on {context.device.type}"
     )
+    if context.place.rank == 0:
+        warn_of_room(task.model, context.place.run_dir, context.say)
     if batch_size > task.samples:
         context.say(
             f"warning: --batch-size {batch_size} is more than the data ({samples}), so every step uses "
@@ -126,6 +131,17 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
         gradient=torch.zeros((), device=context.device), parameters=dict(task.model.named_parameters()),
         buffers=list(task.model.buffers()),
     )  # fmt: skip
+
+
+def warn_of_room(model: nn.Module, folder: Path, say: Callable[[str], None]) -> None:
+    """Say before the training that no snapshot will fit on the disk: each has at least the weights."""
+    with suppress(OSError):
+        free, needed = shutil.disk_usage(folder).free, sum(each.nbytes for each in model.state_dict().values())
+        if free < needed:
+            say(
+                f"warning: {free / 1e6:,.1f} MB are free at {folder}, and the weights in a snapshot alone take "
+                f"{needed / 1e6:,.1f} MB, so the first one will not fit: free some space, or choose another disk with --runs or --run-dir"
+            )
 
 
 def make_replays(
