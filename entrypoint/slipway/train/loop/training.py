@@ -140,7 +140,7 @@ def warn_of_room(model: nn.Module, folder: Path, say: Callable[[str], None]) -> 
         if free < needed:
             say(
                 f"warning: {free / 1e6:,.1f} MB are free at {folder}, and the weights in a snapshot alone take "
-                f"{needed / 1e6:,.1f} MB, so the first one will not fit: free some space, or choose another disk with --runs or --run-dir"
+                f"{needed / 1e6:,.1f} MB: free some space, or choose another disk with --runs or --run-dir"
             )
 
 
