@@ -84,9 +84,7 @@ NETWORK = (
     Break(f"{ROW} template spec subdomain", "slipway", "JobSet's to set", **SET),
     Break("spec podSelector matchLabels app.kubernetes.io/instance", "x", "of 0 templates", "NetworkPolicy slipway"),
     Break("spec podSelector", {}, "0 NetworkPolicies apply", "NetworkPolicy slipway"),
-    Break(
-        "spec podSelector matchLabels", {"app.kubernetes.io/name": "slipway"}, "of 2 templates", "NetworkPolicy slipway"
-    ),
+    Break("spec podSelector matchLabels", {"app.kubernetes.io/name": "slipway"}, "of 2 templates", "NetworkPolicy slipway"),
     Break("spec policyTypes", ["Ingress"], "both directions", "NetworkPolicy slipway"),
     Break("spec ingress 0 from", GONE, "others reach its pods", "NetworkPolicy slipway"),
     Break("spec ingress 0 ports", [{"port": 29500}], "others reach its pods", "NetworkPolicy slipway"),
@@ -106,7 +104,7 @@ NETWORK = (
     Break("spec egress 1", GONE, "do not reach", "NetworkPolicy slipway-download", "overlays/download"),
     Break("spec podSelector matchLabels", {"x": "y"}, "0 NetworkPolicies", "NetworkPolicy slipway", "trainer"),
     Break(f"{POD} topologySpreadConstraints 0 labelSelector", {"matchLabels": {"x": "y"}}, "speaks of other pods"),
-)
+)  # fmt: skip
 
 PODS = (
     Break(f"{TRAIN} args 1", "gtp", "'gtp' is neither"),

@@ -113,15 +113,12 @@ def test_of_two_nodes_each_has_a_calm_terminal(terminal: Open) -> None:
 
 
 MISTAKES = [
-    (
-        "gpt --batch-size 15",
-        "--batch-size 15 counts all processes, and is not a multiple of 2 processes × --accumulate 1.",
-    ),
+    ("gpt --batch-size 15", "--batch-size 15 counts all processes, and is not a multiple of 2 processes × --accumulate 1."),
     ("gpt --precision fp16", "--precision fp16 needs a GPU; on a CPU type --precision bf16 or --precision fp32."),
     ("gpt --dataset file:empty.txt", "empty.txt is empty; there is no text in it."),
     ("gpt --resume nothing", "--resume nothing: there is no such run or snapshot."),
     ("gpt --resume bare", "--resume bare is neither a snapshot nor a run directory with one."),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES)

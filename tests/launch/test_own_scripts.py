@@ -61,12 +61,9 @@ sys.exit(3 if os.environ.get("SLIPWAY_ATTEMPT") == os.environ.get("FAILS_IN") el
         pytest.param(["shows.py"], {"FAILS_IN": "1", "SLIPWAY_MAX_RESTARTS": "1"}, marks=pytest.mark.any_torch),
         pytest.param(["run", "-m", "shows"], {}, marks=pytest.mark.pull),
         pytest.param(["run", "--no-python", "./shows.py"], {}, marks=pytest.mark.pull),
-        (
-            ["run", "--run-dir=one", "shows.py"],
-            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        ),
+        (["run", "--run-dir=one", "shows.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
     ],
-)
+)  # fmt: skip
 def test_every_word_after_its_name_is_the_programs_own(
     slipway: Run, rules: Rules, tmp_path: Path, form: list[str], variables: dict[str, str]
 ) -> None:

@@ -183,23 +183,11 @@ OWN = ("gpu01", "10.0.0.5")
             OWN,
             "leads to no machine; type a name or an address of this machine: gpu01, 10.0.0.5.",
         ),
-        (
-            "no DNS",
-            "n0",
-            "host",
-            OWN,
-            "leads to no machine; type a name or an address of this machine: gpu01, 10.0.0.5.",
-        ),
+        ("no DNS", "n0", "host", OWN, "leads to no machine; type a name or an address of this machine: gpu01, 10.0.0.5."),
         ("does not resolve", "lm-0.lm", "kubernetes", OWN, "node 0's pod has no address yet"),
         ("timed out", "n0", "host", OWN, "leads to another machine; type a name or an address of this machine: gpu01,"),
         ("does not resolve", "n0", "docker", (), "containers know each other's names only on a user-defined network"),
-        (
-            "refused",
-            "localhost",
-            "docker",
-            (),
-            "localhost is this container, and node 0 runs in another one; give the name",
-        ),
+        ("refused", "localhost", "docker", (), "localhost is this container, and node 0 runs in another one; give the name"),
         ("refused", "127.0.0.1", "docker", (), "127.0.0.1 is this container"),
         ("unreachable", "localhost", "docker", (), "localhost is this container"),  # ::1, where IPv6 is off
         ("refused", "localhost", "host", (), "node 0 has not started yet"),
@@ -207,7 +195,7 @@ OWN = ("gpu01", "10.0.0.5")
         ("hung up", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),
         ("relayed", "lm-0.lm", "kubernetes", (), 'sidecar.istio.io/inject: "false"'),
     ],
-)
+)  # fmt: skip
 def test_what_an_address_means_where_this_is_node_0_or_a_container(
     kind: str, address: str, runtime: str, own: tuple[str, ...], cause: str
 ) -> None:

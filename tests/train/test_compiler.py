@@ -62,14 +62,9 @@ def test_a_model_is_compiled_where_that_is_wanted_and_possible(
             {},
             ["on a GPU needs a C compiler", "neither gcc nor clang is installed", "apt-get install gcc libc6-dev)"],
         ),
-        (
-            "cpu",
-            (),
-            {"SLIPWAY_IMAGE": "1.2"},
-            ["in an image of your own (images/extend/Dockerfile: apt-get install g++)"],
-        ),
+        ("cpu", (), {"SLIPWAY_IMAGE": "1.2"}, ["in an image of your own (images/extend/Dockerfile: apt-get install g++)"]),
     ],
-)
+)  # fmt: skip
 def test_compile_without_its_compiler_says_what_to_install_and_what_else_to_do(
     path: Path_, device: str, installed: tuple[str, ...], environ: dict[str, str], says: list[str]
 ) -> None:

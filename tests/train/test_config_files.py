@@ -70,17 +70,11 @@ def test_what_stands_in_a_file_is_given_whatever_the_file_is_called(
         ("lr: 1\nlr: 2\n", "line 2: lr is given already in line 1"),
         ("steps: 1\nepochs: 2\n", "steps and epochs exclude each other"),
         ("- lr\n", "line 1: expected lines of the form `name: value`"),
-        (
-            "lr: {\n",
-            "line 2 is no YAML: while parsing a flow node, expected the node content, but found '<stream end>'",
-        ),
-        (
-            "lr: 1\n---\nlr: 2\n",
-            "line 2 is no YAML: expected a single document in the stream, but found another document",
-        ),
+        ("lr: {\n", "line 2 is no YAML: while parsing a flow node, expected the node content, but found '<stream end>'"),
+        ("lr: 1\n---\nlr: 2\n", "line 2 is no YAML: expected a single document in the stream, but found another document"),
         ("lr: !!python/object/apply:os.system [true]\n", "line 1: lr takes a single value"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_the_file_is_told_with_file_and_line(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigurationError) as caught:

@@ -283,11 +283,7 @@ def drop_manifest_part(content: bytes) -> bytes:
     ("name", "change", "said"),
     [
         ("train-00001.bin", lambda content: content[:-2], r"train-00001.bin has 1,398 bytes instead of 1,400; copy"),
-        (
-            "train-00001.bin",
-            lambda content: b"\0\0" + content[2:],
-            r"^train-00001.bin in .* changed since they were made",
-        ),
+        ("train-00001.bin", lambda content: b"\0\0" + content[2:], r"^train-00001.bin in .* changed since they were made"),
         ("tokenizer.json", lambda content: content + b" ", r"is not the tokenizer that made these tokens"),
         ("manifest.json", lambda content: content[:100], r"manifest.json cannot be read"),
         ("manifest.json", drop_manifest_part, r"manifest.json cannot be read \(KeyError"),
@@ -295,7 +291,7 @@ def drop_manifest_part(content: bytes) -> bytes:
         ("manifest.json", lambda content: content.replace(b"train-00001", b"../train-00001"), r"not in its folder"),
         ("manifest.json", lambda content: content.replace(b'"size": 300', b'"size": 40'), r"holds the token \d+; its"),
     ],
-)
+)  # fmt: skip
 def test_damaged_tokens_are_refused_before_training(
     folder: Path, train: Start, name: str, change: Callable[[bytes], bytes], said: str
 ) -> None:

@@ -407,11 +407,7 @@ def written(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (
-            "a.jsonl",
-            '{"txt": "x", "id": 1}\n',
-            "a.jsonl:1 has no column 'text'. Its columns are: txt, id. Type --column NAME.",
-        ),
+        ("a.jsonl", '{"txt": "x", "id": 1}\n', "a.jsonl:1 has no column 'text'. Its columns are: txt, id. Type --column NAME."),
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "a.jsonl:3 is no JSON"),
         ("a.jsonl", '{"text": "x"}\n[1]\n', "a.jsonl:2 does not contain an object, such as {"),
         ("a.jsonl", '{"text": 7}\n', "a.jsonl:1 'text' is 7, not text; type another --column."),
@@ -422,7 +418,7 @@ def written(path: Path, content: str | bytes) -> Path:
         ("a.txt.gz", b"\x1f\x8b", "a.txt.gz is compressed or an archive. Unpack it first."),
         ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
     assert said in refused(written(tmp_path / name, content), "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -466,16 +462,13 @@ def texts_in(source: inputs.TextSource) -> list[str]:
         ('[{"text": "x"},\n {"text": "y', "a.json:2 is no JSON: Unterminated string starting at."),
         ('[{"text": "x"},\n {"text": y}]' + " " * 20, "a.json:2 is no JSON: Expecting value. It has to be an array of"),
         ('[{"text": "x"},\n "y"]', 'a.json:2 does not contain an object, such as {"text": …}.'),
-        (
-            '{\n "data": [{"text": "x"}]\n}\n',
-            "a.json:1 has no column 'text'. Its columns are: data. Type --column NAME.",
-        ),
+        ('{\n "data": [{"text": "x"}]\n}\n', "a.json:1 has no column 'text'. Its columns are: data. Type --column NAME."),
         ('[{"text": 7}]', "a.json:1 'text' is 7, not text; type another --column."),
         ('[{"text": "x"}]\n}', "a.json:2 is no JSON: Expecting value."),
         (b'[{"text": "\xe9"}]', "a.json is not UTF-8 (0xe9). If it is text, convert it"),
         ('[{"text": "\\u0000"}]', "contains the NUL character"),
     ],
-)
+)  # fmt: skip
 def test_json_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, content: str | bytes, said: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         texts_in(*inputs.find_sources([written(tmp_path / "a.json", content)]))
@@ -495,19 +488,13 @@ def test_an_error_deep_in_a_file_names_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("b.parquet", "--column", "body"),
-            "b.parquet has no column 'body'. Its columns are: id, text. Type --column NAME.",
-        ),
+        (("b.parquet", "--column", "body"), "b.parquet has no column 'body'. Its columns are: id, text. Type --column NAME."),
         (("b.parquet", "--column", "id"), "column 'id' holds int64, not text; type another --column."),
         (("c.parquet",), "There is no c.parquet in "),
-        (
-            ("b.parquet", "--tokenizer", "large.json", "--dtype", "uint16"),
-            "--dtype uint16 holds 65,536 different tokens",
-        ),
+        (("b.parquet", "--tokenizer", "large.json", "--dtype", "uint16"), "--dtype uint16 holds 65,536 different tokens"),
         (("b.parquet", "--tokenizer", "lage.json"), "Did you mean large.json?"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_told_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:

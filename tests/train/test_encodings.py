@@ -48,11 +48,7 @@ def zipped() -> bytes:
 
 
 NO_TEXT: list[tuple[str, bytes, str]] = [
-    (
-        "utf-16 with a mark",
-        PROSE.encode("utf-16"),
-        "is UTF-16 and not UTF-8. Convert it: iconv -f utf-16 -t utf-8 .*a.txt > NEW",
-    ),
+    ("utf-16 with a mark", PROSE.encode("utf-16"), "is UTF-16 and not UTF-8. Convert it: iconv -f utf-16 -t utf-8 .*a.txt > NEW"),
     ("big-endian with a mark", b"\xfe\xff" + PROSE.encode("utf-16-be"), "iconv -f utf-16 -t"),
     ("utf-32 with a mark", PROSE.encode("utf-32"), "is UTF-32 and not UTF-8. Convert it: iconv -f utf-32 -t"),
     ("big utf-32 with a mark", b"\0\0\xfe\xff" + PROSE.encode("utf-32-be"), "iconv -f utf-32 -t"),
@@ -70,7 +66,7 @@ NO_TEXT: list[tuple[str, bytes, str]] = [
     ("pdf", b"%PDF-1.7\n%\xe2\xe3", "is a PDF. Turn it into text: pdftotext .*a.txt NEW.txt"),
     ("parquet", b"PAR1\x15\x04" + bytes(40), "is a parquet file without its suffix"),
     ("numpy", b"\x93NUMPY\x01\x00" + bytes(100), "is an array of numpy"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "told"), [case[1:] for case in NO_TEXT], ids=[case[0] for case in NO_TEXT])

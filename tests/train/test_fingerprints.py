@@ -21,10 +21,7 @@ SIGNS = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
     [
         (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [1.0, 2.0]])),  # another order of the batch
         (SIGNS, SIGNS.flip(0) * -1),
-        (
-            torch.tensor([0.0, -0.0, 0.0, 0.0], dtype=torch.float64),
-            torch.tensor([0.0, 0.0, -0.0, 0.0], dtype=torch.float64),
-        ),
+        (torch.tensor([0.0, -0.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 0.0, -0.0, 0.0], dtype=torch.float64)),
         (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
         (torch.zeros(4), torch.zeros(2, 2)),
         (torch.tensor(1.0), torch.tensor(1.0).nextafter(torch.tensor(2.0))),
@@ -34,7 +31,7 @@ SIGNS = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
         (torch.eye(3).to_sparse(), torch.eye(3).flip(0).to_sparse()),
         (torch.tensor([1 + 2j]), torch.tensor([2 + 1j])),
     ],
-)
+)  # fmt: skip
 def test_other_values_have_another_hash(one: torch.Tensor, other: torch.Tensor) -> None:
     [first, second] = hashes_of([one, other])
     assert first != second

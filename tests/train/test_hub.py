@@ -236,15 +236,11 @@ def test_offline_the_cache_is_used_and_nobody_is_asked(hub: HubServer, monkeypat
 @pytest.mark.parametrize(
     ("before", "how", "typed"),
     [
-        (
-            [],
-            {"kind": "dataset", "include": ["*.txt"]},
-            "slipway data fetch acme/tiny --kind dataset --include '[*].txt'$",
-        ),
+        ([], {"kind": "dataset", "include": ["*.txt"]}, "slipway data fetch acme/tiny --kind dataset --include '[*].txt'$"),
         (["*.json"], {}, "slipway data fetch acme/tiny$"),
         (["*.json"], {"revision": "dev"}, "slipway data fetch acme/tiny --revision dev$"),
     ],
-)
+)  # fmt: skip
 def test_offline_what_is_missing_is_told(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, before: list[str], how: dict[str, Any], typed: str
 ) -> None:

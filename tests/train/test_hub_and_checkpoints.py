@@ -83,14 +83,11 @@ def test_data_sets_that_are_named_are_read_together(tmp_path: Path) -> None:
     [
         ({"ALL_PROXY": "socks5://u:secret@127.0.0.1:9"}, "The proxy in ALL_PROXY (socks5) cannot"),
         ({"https_proxy": "socks4://h:1", "http_proxy": "http://h:2"}, "The proxy in https_proxy (socks4) cannot"),
-        (
-            {"all_proxy": "socks5h://h", "HTTPS_PROXY": "socks5h://h"},
-            "The proxy in HTTPS_PROXY and all_proxy (socks5h) cannot",
-        ),
+        ({"all_proxy": "socks5h://h", "HTTPS_PROXY": "socks5h://h"}, "The proxy in HTTPS_PROXY and all_proxy (socks5h) cannot"),
         ({"ALL_PROXY": "proxy.example:3128"}, "The proxy in ALL_PROXY cannot"),
         ({}, "The proxy in the system's settings cannot"),
     ],
-)
+)  # fmt: skip
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(environ: dict[str, str], told: str) -> None:
     said = explain_proxy(environ)
     assert said.startswith(told)

@@ -113,15 +113,11 @@ def test_a_function_that_is_no_forward_and_backward_is_refused_and_changes_nothi
 @pytest.mark.parametrize(
     ("named", "every", "message"),
     [
-        (
-            {"model": nn.Linear(1, 1)},
-            "often",
-            r"run.replay\(every='often'\): type a number of steps, 0 for never, or 'auto'",
-        ),
+        ({"model": nn.Linear(1, 1)}, "often", r"run.replay\(every='often'\): type a number of steps, 0 for never, or 'auto'"),
         ({"model": nn.Linear(1, 1)}, -1, r"run.replay\(every=-1\): type"),
         ({"model": nn.Linear(1, 1)}, 2.5, r"run.replay\(every=2.5\): type"),
     ],
-)
+)  # fmt: skip
 def test_a_call_that_makes_no_sense_ends_with_what_to_type(
     named: dict[str, nn.Module], every: Any, message: str, own_run: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -276,14 +276,9 @@ SMALL = (
             "configuration",
             "The snapshot to resume from is of the workload linear, but this job runs gpt",
         ),
-        (
-            (*SMALL, "--embed", 8),
-            (*SMALL, "--embed", 16),
-            "configuration",
-            "step 4 holds another model: embed 8, not 16",
-        ),
+        ((*SMALL, "--embed", 8), (*SMALL, "--embed", 16), "configuration", "step 4 holds another model: embed 8, not 16"),
     ],
-)
+)  # fmt: skip
 def test_a_snapshot_of_another_run_among_our_own_counts_like_them_and_one_of_another_model_is_refused(
     train: Callable[..., Run],
     capsys: pytest.CaptureFixture[str],

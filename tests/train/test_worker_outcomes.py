@@ -57,14 +57,8 @@ pytestmark = pytest.mark.core
         (OSError(errno.ENOENT, "x"), "failed"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "unhealthy"),
         (RuntimeError("No CUDA GPUs are available"), "unhealthy"),
-        (
-            dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Cuda failure 'hardware stack error'")),
-            "unhealthy",
-        ),
-        (
-            dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes")),
-            "failed",
-        ),
+        (dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Cuda failure 'hardware stack error'")), "unhealthy"),
+        (dist.DistBackendError(nccl_error("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes")), "failed"),
         (dist.DistBackendError(nccl_error("ncclInvalidUsage", DUPLICATE)), "configuration"),
         (dist.DistBackendError(nccl_error("ncclSystemError", SHM)), "unhealthy"),
         (dist.DistBackendError(nccl_error("ncclInternalError", "Proxy append mismatch")), "failed"),
@@ -80,7 +74,7 @@ pytestmark = pytest.mark.core
         (dist.DistBackendError("NCCL error: remote process exited"), "peer"),
         (dist.DistNetworkError("The client socket has timed out"), "peer"),
     ],
-)
+)  # fmt: skip
 def test_an_exception_is_classified(error: BaseException, word: str) -> None:
     assert outcome_word(error) == word
 

@@ -38,18 +38,13 @@ def test_adapters_that_can_be_used_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "runtime", "found", "advice"),
     [
-        (
-            without(FILE),
-            "docker",
-            "/dev/infiniband does not exist here",
-            "--device /dev/infiniband --ulimit memlock=-1",
-        ),
+        (without(FILE), "docker", "/dev/infiniband does not exist here", "--device /dev/infiniband --ulimit memlock=-1"),
         (without(FILE), "kubernetes", "/dev/infiniband does not exist here", "k8s/components/rdma"),
         (without(FILE), "slurm", "/dev/infiniband does not exist here", "MELLANOX_VISIBLE_DEVICES=all"),
         (without(FILE), "host", "/dev/infiniband does not exist here", "modprobe ib_uverbs"),
         (GOOD | {PORT: "1: DOWN\n"}, "docker", "no port is active", "ibstat"),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_is_told_with_what_to_add(
     tmp_path: Path, files: dict[str, str], runtime: str, found: str, advice: str
 ) -> None:

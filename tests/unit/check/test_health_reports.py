@@ -296,18 +296,14 @@ def test_what_workers_print_is_no_part_of_the_table(capfd: pytest.CaptureFixture
     [
         (ProbeEnding({"right": "60 products correct"}, 0), "ok", "60 products correct"),
         (ProbeEnding({"wrong": "bf16, product 3: 1 of 9 numbers"}, 1), "error", "wrong: bf16, product 3"),
-        (
-            ProbeEnding({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1),
-            "error",
-            "launch failure",
-        ),
+        (ProbeEnding({"failed": "AcceleratorError: CUDA error: unspecified launch failure"}, 1), "error", "launch failure"),
         (ProbeEnding({"failed": "OutOfMemoryError: CUDA out of memory"}, 1), "warning", "it has no free memory"),
         (ProbeEnding({}, 1, "ImportError: libcuda.so.1"), "error", "failed: ImportError"),
         (ProbeEnding({}, -11), "error", "SIGSEGV"),
         (ProbeEnding({}, None), "error", "no result within 120 s"),
         (ProbeEnding({}, 0), "error", "failed"),
     ],
-)
+)  # fmt: skip
 def test_how_a_child_ended_says_what_is_wrong_with_its_device(ending: ProbeEnding, level: str, says: str) -> None:
     row = judge_product("GPU 1 product", ending, 120.0)
     assert (row.level, row.code) == (level, UNHEALTHY if level == "error" else 0)

@@ -50,42 +50,14 @@ def ended(folder: Path, code: int | None = 0, metrics: dict[str, float] | None =
         ("raise", "cpu", None, {}, "failed", 1),
         ("raise", "cpu", 1, {"rank": 1, "evidence": "ValueError: another"}, "failed", 1),
         ("raise", "cuda", 77, {"rank": 1, "evidence": "CUDA error: uncorrectable ECC"}, "failed", 77),
-        (
-            "kill",
-            "cpu",
-            1,
-            {"rank": 1, "cause": "killed", "evidence": "SIGKILL: somebody killed it (kill -9)"},
-            "ok",
-            0,
-        ),
+        ("kill", "cpu", 1, {"rank": 1, "cause": "killed", "evidence": "SIGKILL: somebody killed it (kill -9)"}, "ok", 0),
         ("kill", "cpu", 1, {"rank": 1, "cause": "said", "evidence": "SIGKILL, as it printed"}, "failed", 1),
         ("hang", "cuda", 76, {"rank": 1, "cause": "hang", "evidence": "hang: behind: rank 1 (train, step 2)"}, "ok", 0),
-        (
-            "memory",
-            "cuda",
-            1,
-            {"rank": 1, "cause": "said", "evidence": "OutOfMemoryError: CUDA out of memory."},
-            "ok",
-            0,
-        ),
-        (
-            "memory",
-            "cpu",
-            1,
-            {"rank": 1, "cause": "said", "evidence": "OutOfMemoryError: CUDA out of memory."},
-            "failed",
-            1,
-        ),
-        (
-            "memory",
-            "cpu",
-            1,
-            {"rank": 1, "cause": "said", "evidence": "RuntimeError: can't allocate memory: you tried"},
-            "ok",
-            0,
-        ),
+        ("memory", "cuda", 1, {"rank": 1, "cause": "said", "evidence": "OutOfMemoryError: CUDA out of memory."}, "ok", 0),
+        ("memory", "cpu", 1, {"rank": 1, "cause": "said", "evidence": "OutOfMemoryError: CUDA out of memory."}, "failed", 1),
+        ("memory", "cpu", 1, {"rank": 1, "cause": "said", "evidence": "RuntimeError: can't allocate memory: you tried"}, "ok", 0),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_proved_by_its_exit_code_its_rank_and_its_words(
     tmp_path: Path, fault: str, device: str, code: int | None, first: dict[str, Any], level: str, stands_for: int
 ) -> None:

@@ -84,15 +84,12 @@ def test_a_program_that_is_to_be_started_as_it_is_is_started(slipway: Slipway, w
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["python", "t.py", "-x"],
-            "slipway: python is executed as it is, without the launcher. With it: slipway run t.py -x\n",
-        ),
+        (["python", "t.py", "-x"], "slipway: python is executed as it is, without the launcher. With it: slipway run t.py -x\n"),
         (["python", "-c", "pass"], ""),
         (["python", "-m", "pip", "list"], ""),
         (["true", "t.py"], ""),
     ],
-)
+)  # fmt: skip
 def test_an_executable_is_started_as_it_is_and_a_script_behind_python_is_pointed_out(
     slipway: Slipway, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:

@@ -32,23 +32,15 @@ from slipway.protocol.causes import cause_of, in_one_line, is_time_out
         ("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes", "failed"),
         ("ncclUnhandledCudaError", "Cuda failure 2 'out of memory'", "failed"),
         ("ncclUnhandledCudaError", "Cuda failure 'an illegal memory access was encountered'", "failed"),
-        (
-            "ncclUnhandledCudaError",
-            "Cuda failure 'uncorrectable NVLink error detected during the execution'",
-            "unhealthy",
-        ),
+        ("ncclUnhandledCudaError", "Cuda failure 'uncorrectable NVLink error detected during the execution'", "unhealthy"),
         ("ncclUnhandledCudaError", "Cuda failure 'unspecified launch failure'", "unhealthy"),
-        (
-            "ncclUnhandledCudaError",
-            "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
-            "unhealthy",
-        ),
+        ("ncclUnhandledCudaError", "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'", "unhealthy"),
         ("ncclInternalError", "Proxy append mismatch", "failed"),
         ("ncclInternalError", "[Service thread] Accept failed Connection reset by peer", "peer"),
         ("ncclRemoteError", CLOSED, "peer"),
         ("ncclRemoteError", "socketProgressOpt: Call to recv from node7<48123> failed : Broken pipe", "peer"),
     ],
-)
+)  # fmt: skip
 def test_an_error_of_nccl_is_judged_by_its_name_and_its_last_error(name: str, last: str, word: str) -> None:
     text = nccl_error(name, last)
     assert cause_of(f"DistBackendError: {text}") == word
@@ -61,10 +53,7 @@ def test_an_error_of_nccl_is_judged_by_its_name_and_its_last_error(name: str, la
     ("text", "word"),
     [
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "unhealthy"),
-        (
-            "AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution\nSearch for",
-            "unhealthy",
-        ),
+        ("AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution\nSearch for", "unhealthy"),
         ("AcceleratorError: CUDA error: unspecified launch failure", "unhealthy"),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update", "unhealthy"),
         ("RuntimeError: CUDA error: device-side assert triggered", "failed"),
@@ -87,7 +76,7 @@ def test_an_error_of_nccl_is_judged_by_its_name_and_its_last_error(name: str, la
         ("ValueError: the connection timed out", "failed"),
         ("", "failed"),
     ],
-)
+)  # fmt: skip
 def test_so_is_what_torch_gloo_and_cuda_say(text: str, word: str) -> None:
     assert cause_of(text) == word
 
@@ -113,21 +102,15 @@ def test_a_message_becomes_one_line_that_says_what_went_wrong(text: str, line: s
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (
-            "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
-            True,
-        ),
+        ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
         ("RuntimeError: Timed out waiting 1800000ms for send operation to complete", True),
         ("DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/0", True),
         ("RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms", True),
         ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)", True),
         ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:11174", False),
-        (
-            "[Rank 1] Watchdog caught collective operation timeout, CUDA error: uncorrectable ECC error encountered",
-            False,
-        ),
+        ("[Rank 1] Watchdog caught collective operation timeout, CUDA error: uncorrectable ECC error encountered", False),
         ("TimeoutError: the read operation timed out", False),
     ],
-)
+)  # fmt: skip
 def test_the_time_out_of_a_collective_is_told_from_other_echoes(text: str, answer: bool) -> None:
     assert is_time_out(text) is answer

@@ -309,20 +309,10 @@ def test_a_node_that_others_left_ended_by_itself_or_because_of_them(tmp_path: Pa
     [
         ((0,), {}, "SIGTERM: rank 0 had not ended when the grace period was over, and was killed", 0),
         ((0, 1), {}, "SIGTERM: ranks 0, 1 had not ended when the grace period was over, and were killed", 0),
-        (
-            (0, 1),
-            {0: file("stopped")},
-            "SIGTERM: rank 1 had not ended when the grace period was over, and was killed",
-            1,
-        ),
-        (
-            (2, 3),
-            {2: LOST, 3: LOST},
-            "SIGTERM: ranks 2, 3 had not ended when the grace period was over, and were killed",
-            2,
-        ),
+        ((0, 1), {0: file("stopped")}, "SIGTERM: rank 1 had not ended when the grace period was over, and was killed", 1),
+        ((2, 3), {2: LOST, 3: LOST}, "SIGTERM: ranks 2, 3 had not ended when the grace period was over, and were killed", 2),
     ],
-)
+)  # fmt: skip
 def test_who_had_not_ended_when_the_grace_was_over_is_named(
     tmp_path: Path, ranks: tuple[int, ...], files: dict[int, dict[str, Any]], says: str, rank: int
 ) -> None:
@@ -518,16 +508,11 @@ def stderr(text: str, *, uncaught: bool = False) -> list[str]:
         ("ncclInvalidUsage", DUPLICATE, "configuration", "--nproc-per-node"),
         ("ncclInvalidUsage", "Bootstrap : no socket interface found", "configuration", "NCCL_SOCKET_IFNAME"),
         ("ncclSystemError", SHM, "unhealthy", "remount,size=1g /dev/shm"),
-        (
-            "ncclUnhandledCudaError",
-            "Cuda failure 'CUDA driver version is insufficient for …'",
-            "unhealthy",
-            "525.60.13",
-        ),
+        ("ncclUnhandledCudaError", "Cuda failure 'CUDA driver version is insufficient for …'", "unhealthy", "525.60.13"),
         ("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes", "failed", "slipway logs --rank"),
         ("ncclInternalError", "Proxy append mismatch", "failed", "slipway logs --rank"),
     ],
-)
+)  # fmt: skip
 def test_what_nccl_said_last_decides_for_a_users_script_too(
     tmp_path: Path, builtin: bool, name: str, last: str, word: str, advice: str
 ) -> None:
@@ -609,10 +594,7 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
         ({"left": {1: 5.5}}, "rank 1 had ended with exit code 0, 0.5 s later"),
         ({}, "rank 1 had not ended"),
         ({"printed": {1: ["epoch 3", "  ", ""]}}, "rank 1 had not ended, its last line was: epoch 3"),
-        (
-            {"printed": {1: [""]}, "last": {0: ECHO, 1: ["a warning"]}},
-            "rank 1 had not ended, its last line was: a warning",
-        ),
+        ({"printed": {1: [""]}, "last": {0: ECHO, 1: ["a warning"]}}, "rank 1 had not ended, its last line was: a warning"),
         ({"places": {1: "step 3 of 20, train"}}, "rank 1 had not ended, step 3 of 20, train"),
         ({"ranks": (0,)}, ""),
         ({"failures": [failure(0, 1), failure(1, 1, 6.0)], "last": {0: ECHO, 1: ECHO}}, ""),
@@ -633,7 +615,7 @@ def test_a_collective_whose_time_is_over_lost_a_peer_in_a_script_too(tmp_path: P
         ({"last": {0: ["ValueError: mine"]}}, ""),
         (STOP, ""),
     ],
-)
+)  # fmt: skip
 def test_where_all_that_failed_lost_somebody_it_is_told_what_the_others_did(
     tmp_path: Path, facts: dict[str, Any], meanwhile: str
 ) -> None:
@@ -695,16 +677,13 @@ def test_an_abort_of_nccls_watchdog_over_a_broken_gpu_is_no_echo(tmp_path: Path)
         ({"builtin": False, "failures": [failure(0, 1)], "last": {0: BAD}}, "correct that line"),
         ({"hang": "hang: x", "behind": 3, "run": Path("/r")}, "`slipway logs /r --rank 3`"),
         ({"hang": "hang: x"}, "`slipway logs --rank 0`"),
-        (
-            {"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 28] No space left on device"]}},
-            "free some space",
-        ),
+        ({"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 28] No space left on device"]}}, "free some space"),
         ({"failures": [failure(0, 1)], "last": {0: ["OSError: [Errno 30] Read-only file system"]}}, "mount, dmesg"),
         ({"disk": "[Errno 28] No space left on device: 'stop'"}, "free some space"),
         ({"failures": [failure(0, 1)], "last": {0: [DENIED.format("/r/x")]}, "run": Path("/r")}, "ls -ld"),
         ({"lost": "node 1"}, ""),
     ],
-)
+)  # fmt: skip
 def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, Any], advice: str) -> None:
     seen = {name: value for name, value in facts.items() if name != "runtime"}
     told = helps(end(tmp_path, status=1, **seen), facts.get("runtime", "host"), facts.get("run"))
@@ -715,24 +694,12 @@ def test_advice_is_given_where_there_is_some(tmp_path: Path, facts: dict[str, An
     ("files", "count"),
     [
         ({}, 0),
-        (
-            {
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
-            },
-            2,
-        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n"}, 2),
         ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.events": "oom_kill 1\n"}, 1),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/a\n",
-                "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 4\n",
-            },
-            4,
-        ),
+        ({"proc/self/cgroup": "4:memory:/a\n", "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 4\n"}, 4),
         ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\n"}, 0),
     ],
-)
+)  # fmt: skip
 def test_out_of_memory_kills_are_counted(tmp_path: Path, files: dict[str, str], count: int) -> None:
     assert count_ooms(write_files(tmp_path, files)) == count
 

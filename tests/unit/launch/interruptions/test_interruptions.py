@@ -79,18 +79,10 @@ EC2 = dict(MACHINES[0][1])
         ({}, {"sys_vendor": "QEMU"}, Watched("off", "auto: DMI names no cloud: sys_vendor is QEMU")),
         ({"SLIPWAY_SPOT": "off"}, EC2, Watched("off", "environment (SLIPWAY_SPOT)")),
         ({"SLIPWAY_SPOT": "gcp"}, EC2, Watched("gcp", "environment (SLIPWAY_SPOT)")),
-        (
-            {"AWS_EC2_METADATA_DISABLED": "True"},
-            EC2,
-            Watched("off", "auto: AWS_EC2_METADATA_DISABLED is true"),
-        ),
-        (
-            {"SLIPWAY_SPOT": "aws", "AWS_EC2_METADATA_DISABLED": "true"},
-            {},
-            Watched("aws", "environment (SLIPWAY_SPOT)"),
-        ),
+        ({"AWS_EC2_METADATA_DISABLED": "True"}, EC2, Watched("off", "auto: AWS_EC2_METADATA_DISABLED is true")),
+        ({"SLIPWAY_SPOT": "aws", "AWS_EC2_METADATA_DISABLED": "true"}, {}, Watched("aws", "environment (SLIPWAY_SPOT)")),
     ],
-)
+)  # fmt: skip
 def test_the_setting_decides_and_auto_asks_dmi(environ: dict[str, str], dmi: dict[str, str], watched: Watched) -> None:
     assert choose_watched(make_sources(environ), dmi) == watched
 
@@ -199,13 +191,10 @@ def test_the_first_look_at_googles_server_does_not_wait_and_later_ones_do() -> N
     ("cloud", "line"),
     [
         (FakeAws(rebalance=True), "AWS warning (rebalance recommendation): the job continues"),
-        (
-            FakeGcp(event="MIGRATE_ON_HOST_MAINTENANCE"),
-            "Google Cloud warning (MIGRATE_ON_HOST_MAINTENANCE): the job continues",
-        ),
+        (FakeGcp(event="MIGRATE_ON_HOST_MAINTENANCE"), "Google Cloud warning (MIGRATE_ON_HOST_MAINTENANCE): the job continues"),
         (FakeAzure(due=0.0, kind="Freeze"), "Azure warning (Freeze): the job continues"),
     ],
-)
+)  # fmt: skip
 def test_a_warning_is_said_once_and_stops_nothing(cloud: Cloud, line: str) -> None:
     play = Play(cloud)
     assert not play.until(cloud.now + 100)

@@ -211,11 +211,7 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
     [
         (make_hello(1, 2), {}, None),
         (make_hello(0, 2, process="node 0's"), {}, None),
-        (
-            make_hello(0, 2),
-            {},
-            "RANK=0 is taken by host0, which MASTER_ADDR names; every node needs a RANK of its own.",
-        ),
+        (make_hello(0, 2), {}, "RANK=0 is taken by host0, which MASTER_ADDR names; every node needs a RANK of its own."),
         (make_hello(2, 2), {}, "RANK=2, but WORLD_SIZE=2 allows 0 to 1"),
         (make_hello(-1, 2), {}, "RANK=-1"),
         (make_hello(2, 3), {}, None),  # WORLD_SIZE differs: that belongs into the table
@@ -226,15 +222,11 @@ def test_a_world_size_of_absurd_length_is_only_a_text() -> None:
         (make_hello(0, 2, process="a"), {}, "RANK=0 is taken by host0"),
         (make_hello(1, 2, job="40"), {"job": "41"}, "this is job 40"),
         (make_hello(0, 3), {}, "RANK=0 is taken by host0"),
-        (
-            make_hello(1, 2, job="42"),
-            {"job": "41"},
-            "this is job 42, but the launcher at this address belongs to job 41",
-        ),
+        (make_hello(1, 2, job="42"), {"job": "41"}, "this is job 42, but the launcher at this address belongs to job 41"),
         (make_hello(1, 2, job="42"), {"job": "42"}, None),
         (make_hello(1, 2, job="42"), {}, None),
     ],
-)
+)  # fmt: skip
 def test_who_can_never_be_a_member(hello: Hello, own: dict[str, Any], said: str | None) -> None:
     objection = make_membership(2, **own).objection(hello)
     assert (objection is None) if said is None else (objection is not None and said in objection)

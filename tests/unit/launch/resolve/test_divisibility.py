@@ -88,15 +88,12 @@ ELASTIC = {"WORLD_SIZE": "2:4", "RANK": "0", "MASTER_ADDR": "localhost", "NPROC_
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ("linear", "--batch-size", "8"),
-            ("2 to 4 nodes", "--batch-size 8", "into 3 micro-batches", "a multiple of 12"),
-        ),
+        (("linear", "--batch-size", "8"), ("2 to 4 nodes", "--batch-size 8", "into 3 micro-batches", "a multiple of 12")),
         (("linear", "--batch-size", "24", "--accumulate", "4"), ("into 16 micro-batches", "a multiple of 48")),
         (("pipeline",), ("--stages 2 does not divide 3 processes", "--nproc-per-node N")),
         (("pipeline", "--nproc-per-node", "2", "--batch-size", "40", "--accumulate", "4"), ("into 12 micro-batches",)),
     ],
-)
+)  # fmt: skip
 def test_an_elastic_job_must_fit_every_number_of_nodes(
     slipway: Slipway, words: tuple[str, ...], says: tuple[str, ...]
 ) -> None:

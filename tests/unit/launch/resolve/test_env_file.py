@@ -264,11 +264,7 @@ def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        (
-            "SLIPWAY_RUNS",
-            '"/checkpoints"',
-            "the quotes are part .* --env-file keeps them. Write SLIPWAY_RUNS=/checkpoints.",
-        ),
+        ("SLIPWAY_RUNS", '"/checkpoints"', "the quotes are part .* --env-file keeps them. Write SLIPWAY_RUNS=/checkpoints."),
         ("SLIPWAY_RUNS", "$HOME/runs", "placeholder"),
         ("SLIPWAY_RUNS", "${HOME}/runs", "placeholder"),
         ("SLIPWAY_RUNS", "/data # here", "the comment is part .* Write SLIPWAY_RUNS=/data."),
@@ -278,7 +274,7 @@ def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         ("SLIPWAY_TOKEN", '"hunter2"', r"the quotes are part .* Write SLIPWAY_TOKEN=\*\*\*\."),
         ("NCCL_DEBUG", "'INFO'", "the quotes are part .* Write NCCL_DEBUG=INFO."),
     ],
-)
+)  # fmt: skip
 def test_what_dockers_env_file_keeps_in_a_value_is_refused(slipway: Slipway, name: str, value: str, why: str) -> None:
     answer = slipway("plan", "linear", **{name: value})
     assert answer.code == CONFIGURATION

@@ -37,22 +37,14 @@ SINGLE = head(1, 0, 2, "127.0.0.1", 40_001)
         (["linear"], {"MASTER_ADDR": "left-over"}, [*SINGLE, *OURS, "slipway.train.workloads.linear"]),
         (["gpt", "--lr", "1e-3"], {}, [*SINGLE, *OURS, "slipway.train.workloads.gpt", "--lr", "1e-3"]),
         (["linear"], PLAIN, [*head(2, 1, 2, "10.0.0.1", 29_501), *OURS, "slipway.train.workloads.linear"]),
-        (
-            ["linear"],
-            TRAINER,
-            [*head(3, 1, 2, "mnist-node-0-0.mnist", 29_501), *OURS, "slipway.train.workloads.linear"],
-        ),
-        (
-            ["linear"],
-            {"MASTER_PORT": "4000"},
-            [*head(1, 0, 2, "127.0.0.1", 4000), *OURS, "slipway.train.workloads.linear"],
-        ),
+        (["linear"], TRAINER, [*head(3, 1, 2, "mnist-node-0-0.mnist", 29_501), *OURS, "slipway.train.workloads.linear"]),
+        (["linear"], {"MASTER_PORT": "4000"}, [*head(1, 0, 2, "127.0.0.1", 4000), *OURS, "slipway.train.workloads.linear"]),
         (["train.py", "--its-own", "a b"], {}, [*SINGLE, *USER, "train.py", "--its-own", "a b"]),
         (["-m", "pkg.main", "-v"], {}, [*SINGLE, *USER, "-m", "pkg.main", "-v"]),
         (["linear"], PER_PROCESS, [*OURS, "slipway.train.workloads.linear"]),
         (["train.py", "x"], PER_PROCESS, [*USER, "train.py", "x"]),
     ],
-)
+)  # fmt: skip
 def test_the_command_line_of_torchrun(
     words: list[str], environ: dict[str, str], argv: list[str], tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,12 +62,9 @@ def test_the_command_line_of_torchrun(
         ({"NPROC_PER_NODE": "1"}, {"OMP_NUM_THREADS": "4"}),
         (PER_PROCESS, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}),
         (PER_PROCESS, {"MASTER_ADDR": "n0", "MASTER_PORT": "29500"}),
-        (
-            TWO_TASKS_PER_NODE | ENROOT_TASKS,
-            {"RANK": "3", "WORLD_SIZE": "4", "OMP_NUM_THREADS": "2", "MASTER_ADDR": "gpu07"},
-        ),
+        (TWO_TASKS_PER_NODE | ENROOT_TASKS, {"RANK": "3", "WORLD_SIZE": "4", "OMP_NUM_THREADS": "2", "MASTER_ADDR": "gpu07"}),
     ],
-)
+)  # fmt: skip
 def test_the_environment_of_the_workers(environ: dict[str, str], more: dict[str, str]) -> None:
     made = plan_for(environ=environ)
     assert {name: made.env[name] for name in more} == more

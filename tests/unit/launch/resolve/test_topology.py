@@ -119,13 +119,9 @@ def test_the_first_match_of_the_order_wins(
             make_devices(2),
             "1 node × 3 processes sharing 2 GPUs = 3 processes (inside your script WORLD_SIZE is 3)",
         ),
-        (
-            {"NPROC_PER_NODE": "1"},
-            make_devices(2),
-            "1 node × 1 GPU = 1 process (inside your script WORLD_SIZE is 1)",
-        ),
+        ({"NPROC_PER_NODE": "1"}, make_devices(2), "1 node × 1 GPU = 1 process (inside your script WORLD_SIZE is 1)"),
     ],
-)
+)  # fmt: skip
 def test_every_start_says_the_arithmetic(environ: dict[str, str], devices: Devices, line: str) -> None:
     assert resolve(environ, devices=devices).arithmetic == line
 
@@ -350,15 +346,11 @@ def test_half_of_what_a_starter_sets_is_ignored_with_a_line(environ: dict[str, s
 @pytest.mark.parametrize(
     ("environ", "ignored", "values"),
     [
-        (
-            {"MASTER_ADDR": "a:b:c"},
-            "MASTER_ADDR=a:b:c (from the environment): it is not an IPv6 address",
-            ("127.0.0.1", 40_001),
-        ),
+        ({"MASTER_ADDR": "a:b:c"}, "MASTER_ADDR=a:b:c (from the environment): it is not an IPv6 address", ("127.0.0.1", 40_001)),
         ({"MASTER_PORT": "$PORT"}, "MASTER_PORT=$PORT (from the environment): this placeholder", ("127.0.0.1", 40_001)),
         ({"MASTER_ADDR": "other", "MASTER_PORT": "4000"}, "", ("other", 4000)),
     ],
-)
+)  # fmt: skip
 def test_a_single_node_ignores_with_a_line_what_cannot_say_where_nodes_meet(
     environ: dict[str, str], ignored: str, values: tuple[str, int]
 ) -> None:
@@ -591,10 +583,7 @@ def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None
     ("environ", "said"),
     [
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not report how many of them are on this node"),
-        (
-            {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n0"},
-            "does not report how many of them are on this node",
-        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n0"}, "does not report how many of them are on this node"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not among SM_HOSTS"),
         (
             {"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"},
@@ -603,13 +592,10 @@ def test_what_is_a_job_of_its_own_starts_as_one(environ: dict[str, str]) -> None
         ({"CLUSTER_SPEC": "{}"}, "CLUSTER_SPEC={} has no cluster and task"),
         ({"LSF_PM_TASKID": "2", "LSB_MCPU_HOSTS": " "}, "RANK=1 (from LSF (LSF_PM_TASKID - 1)), but WORLD_SIZE"),
         ({"JOB_COMPLETION_INDEX": "3"}, "or --standalone for a single node"),
-        (
-            BARE_SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"},
-            "PMI_RANK=2 of PMI_SIZE=3, but the Slurm step says SLURM_PROCID=1 of 2",
-        ),
+        (BARE_SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"}, "PMI_RANK=2 of PMI_SIZE=3, but the Slurm step says SLURM_PROCID=1 of 2"),
         (MPICH | {"MASTER_ADDR": ""}, "add -genv MASTER_ADDR HOST to mpiexec"),
     ],
-)
+)  # fmt: skip
 def test_what_a_starter_says_that_makes_no_sense_ends_with_78(environ: dict[str, str], said: str) -> None:
     with pytest.raises(LaunchError) as caught:
         resolve(environ)
@@ -694,13 +680,10 @@ def test_a_job_without_spare_nodes_speaks_of_none() -> None:
         ({"WORLD_SIZE": "2:4", "SLIPWAY_SPARES": "1"}, "is an elastic job"),
         ({"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "2"}, "make them equal"),
         ({"WORLD_SIZE": "2+1", "SLIPWAY_SPARES": "0"}, "make them equal"),
-        (
-            BARE_SRUN | {"WORLD_SIZE": "", "RANK": "", "SLIPWAY_SPARES": "1"},
-            "counts 2, spare nodes among them, which leaves 1",
-        ),
+        (BARE_SRUN | {"WORLD_SIZE": "", "RANK": "", "SLIPWAY_SPARES": "1"}, "counts 2, spare nodes among them, which leaves 1"),
         (PER_PROCESS | {"SLIPWAY_SPARES": "1"}, "one launcher per process"),
     ],
-)
+)  # fmt: skip
 def test_spare_nodes_that_cannot_be_are_refused(environ: dict[str, str], says: str) -> None:
     with pytest.raises(LaunchError) as caught:
         resolve(PLAIN | environ, devices=make_devices(2))

@@ -490,15 +490,11 @@ def test_the_finished_run_of_another_workload_is_not_taken_for_this_ones_end() -
 @pytest.mark.parametrize(
     ("script", "resume", "said"),
     [
-        (
-            "my train.py",
-            "auto",
-            "slipway: warning: runs/mine is a run of linear, and --resume auto continues it with my train\n",
-        ),
+        ("my train.py", "auto", "slipway: warning: runs/mine is a run of linear, and --resume auto continues it with my train\n"),
         ("linear", "auto", ""),
         ("my train.py", "none", ""),
     ],
-)
+)  # fmt: skip
 def test_a_run_of_another_workload_is_named_before_it_is_continued(
     script: str, resume: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
