@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from containers import Containers, fresh_name
+from containers import Containers
 
 
 def test_small_shared_memory_a_read_only_volume_and_an_unresolvable_peer_are_named_in_one_table(
@@ -39,19 +39,3 @@ def test_without_any_folder_that_can_be_written_the_rest_is_still_looked_at(cont
     table = container("--read-only --shm-size 1g IMG check --local", code=78).stdout
     assert "--tmpfs /tmp:exec,mode=1777" in " ".join(table.split())
     assert "CPU product" in table
-
-
-def test_two_containers_show_each_others_findings(container: Containers, network: str) -> None:
-    job = fresh_name()
-    nodes = [
-        container.start(
-            f"{size} --volume /checkpoints --network {network} -e NPROC_PER_NODE=1 -e RANK={rank} -e WORLD_SIZE=2 "
-            f"-e MASTER_ADDR={job}-0 IMG check",
-            name=f"{job}-{rank}",
-        )
-        for rank, size in enumerate(("--shm-size 1g", "--shm-size 64m"))
-    ]
-    for node in nodes:
-        table = node.wait(0).stdout
-        assert "64 MB, 64 MB free" in table
-        assert table.count("bus bandwidth at 8 MiB, 2 processes, gloo") == 2

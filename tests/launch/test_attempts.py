@@ -4,7 +4,6 @@ Agent and workers are those without torch.
 """
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from launchers import Launcher
 from stand_in_rules import Rule, Rules
 from waiting import wait_until
 
-from slipway.process.tree import stat_fields
 from slipway.protocol.files import read_json
 
 Run = Callable[..., Launcher]
@@ -93,15 +91,3 @@ def test_a_stop_between_two_attempts_ends_the_job_without_another(
     assert job.text.count("script: run directory") == 1, "the second was never begun"
     assert any(f"{number.name} came before attempt 2" in line for line in job.closing), job.closing
     assert len(outcome(tmp_path)["attempts"]) == 2
-
-
-@pytest.mark.pull
-def test_a_torchrun_that_is_frozen_is_not_waited_for_when_all_is_done(start: Run, rules: Rules, tmp_path: Path) -> None:
-    held = Rule("hold")
-    job = start(*SHORT, NPROC_PER_NODE="1", **rules.variables(held))
-    rules.wait_for(held, job)
-    worker = beat(tmp_path, 0)["pid"]
-    os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
-    rules.let_go(held)
-    assert job.end() == 0, job.text
-    assert any("finished on 1 node" in line for line in job.closing), job.closing

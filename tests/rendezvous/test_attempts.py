@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -70,7 +69,7 @@ class Launchers:
         """Join, with changes to the infos by `node0`, `node1` …; what each got."""
 
         def act(rank: int, rendezvous: Rendezvous) -> AttemptStart | None:
-            return rendezvous.join(make_info(rank, infos.get("text", self._nodes), **infos.get(f"node{rank}", {})))
+            return rendezvous.join(make_info(rank, self._nodes, **infos.get(f"node{rank}", {})))
 
         return self.all(act, *ranks)
 
@@ -91,17 +90,8 @@ class Launchers:
         """Until node 0 has admitted so many launchers, its own among them."""
         wait_until(lambda: len(self.rendezvous[0]._server.state.links) == count, lambda: f"{count} nodes: {self.lines}")
 
-    def set_window(self, seconds: float) -> None:
-        """From now on, node 0 waits for so long for more nodes than are enough, also where it waits already."""
-        node0 = self.rendezvous[0]
-        object.__setattr__(node0._config, "window", seconds)  # it is frozen
-        node0._loop.call_soon_threadsafe(node0._server.wake)
-
-    def report(self, word: str, rule: Rule = AGAIN, **others: str) -> dict[int, Any]:
-        def act(rank: int, rendezvous: Rendezvous) -> Ending:
-            return rendezvous.report(make_outcome(rank, others.get(f"node{rank}", word)), rule)
-
-        return self.all(act)
+    def report(self, word: str) -> dict[int, Any]:
+        return self.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, word), AGAIN))
 
     def wait_for_news(self, rank: int) -> None:
         wait_until(lambda: self.rendezvous[rank].news is not None, "news")
@@ -257,16 +247,6 @@ def test_node_0s_rule_counts_for_all(launchers: Callable[..., Launchers]) -> Non
     assert {(ending.pause, str(ending.why)) for ending in endings.values()} == {(None, "--max-restarts is 0")}
 
 
-def test_a_stop_on_one_node_is_told_to_the_others(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3)
-    job.open(0, 1, 2)
-    job.join()
-    job.rendezvous[1].stop("SIGUSR1", "SIGUSR1")
-    wait_until(lambda: job.rendezvous[0].stops and job.rendezvous[2].stops, "the stop on both other nodes")
-    assert [stop.text for stop in job.rendezvous[2].stops] == ["SIGUSR1 on node 1 (host1)"]
-    assert not job.rendezvous[1].stops
-
-
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(
     launchers: Callable[..., Launchers], stopped: int
@@ -281,273 +261,3 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(
         "  exit code   75 (a scheduler should requeue)"
     )
     assert {rank: (error.code, str(error)) for rank, error in ended().items()} == {0: (75, said), 1: (75, said)}
-
-
-def test_a_stop_while_nodes_wait_takes_one_node_out_of_an_elastic_job(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
-    starts = job.begin_to_join(0, 1, text="2:3")
-    assert job.join(2, text="2:3")[2].code == 75
-    job.set_window(0.0)
-    assert {rank: start.nodes for rank, start in starts().items()} == {0: 2, 1: 2}
-
-
-def test_an_elastic_job_starts_with_what_came_within_the_window(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(4, least=2, window=600.0)
-    job.open(0, 1, 3)
-    starts = job.begin_to_join(text="2:4")
-    job.wait_for_nodes(3)
-    job.set_window(0.0)
-    assert {rank: (start.nodes, start.group_rank) for rank, start in starts().items()} == {
-        0: (3, 0),
-        1: (3, 1),
-        3: (3, 2),
-    }
-
-
-def test_an_elastic_job_waits_for_its_smallest_number(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=0.0)
-    job.open(0)
-    first = job.begin_to_join(0, text="2:3")
-    wait_until(lambda: any("waiting for nodes: 1 of 2 to 3" in line for line in job.lines[0]), "the line that says so")
-    job.open(2)
-    assert job.join(2, text="2:3")[2].group_rank == 1
-    assert first()[0].nodes == 2
-
-
-@pytest.mark.parametrize(("least", "nodes"), [(2, 2), (1, 2)])
-def test_who_is_complete_waits_for_no_window(launchers: Callable[..., Launchers], least: int, nodes: int) -> None:
-    job = launchers(nodes, least=least, window=600.0)
-    job.open(0, 1)
-    assert {start.nodes for start in job.join().values()} == {2}
-
-
-def test_a_lost_node_shrinks_an_elastic_job_and_a_newcomer_is_taken_in_at_the_next_attempt(
-    launchers: Callable[..., Launchers],
-) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    assert job.join()[0].nodes == 3
-    job.close(1)
-    job.wait_for_news(0)
-    job.report("peer")
-    job.set_window(0.0)
-    starts = job.join(node0={"tries": 1}, node2={"tries": 1})
-    assert {rank: start.group_rank for rank, start in starts.items()} == {0: 0, 2: 1}
-    job.set_window(600.0)
-    job.open(1)
-    newcomer = job.begin_to_join(1)
-    wait_until(lambda: any("joins at the next attempt" in line for line in job.lines[0]), "the newcomer")
-    job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), AGAIN), 0, 2)
-    starts = job.join(0, 2, node0={"tries": 2, "attempt": 2}, node2={"tries": 2, "attempt": 2}) | newcomer()
-    assert {rank: (start.nodes, start.attempt) for rank, start in starts.items()} == dict.fromkeys(range(3), (3, 3))
-
-
-def test_who_was_asked_to_stop_leaves_an_elastic_job_and_the_others_go_on(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.join()
-    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
-    endings = job.report("stopped")
-    assert {ending.leaving for ending in endings.values()} == {(2,)}
-    assert not job.rendezvous[0].stops
-
-
-@pytest.mark.parametrize("asked", [(0,), (1, 2), (0, 1, 2)])
-def test_an_elastic_job_stops_as_a_whole_where_too_few_remain_or_node_0_goes(
-    launchers: Callable[..., Launchers], asked: tuple[int, ...]
-) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.join()
-    for rank in asked:
-        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
-    assert {ending.leaving for ending in job.report("stopped").values()} == {()}
-
-
-def test_an_elastic_job_that_its_user_stops_on_one_node_stops_everywhere(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.join()
-    job.rendezvous[2].stop("SIGINT", "SIGINT")
-    wait_until(lambda: job.rendezvous[1].stops, "the stop on another node")
-    endings = job.report("cancelled", lambda verdict, leaving: Ending(verdict))
-    assert {ending.verdict.word for ending in endings.values()} == {"cancelled"}
-
-
-def test_a_sick_node_leaves_an_elastic_job(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.join()
-    assert job.report("peer", node1="unhealthy")[0].leaving == (1,)
-
-
-def test_for_those_that_stayed_when_others_left_nothing_is_waited_for(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(3, least=2, window=600.0)
-    job.open(0, 1, 2)
-    job.join()
-    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
-    job.report("stopped")
-    starts = job.join(0, 1, node0={"tries": 1}, node1={"tries": 1})
-    assert {start.nodes for start in starts.values()} == {2}
-
-
-@pytest.mark.parametrize("asked", [(0,), (1,), (0, 2)])
-def test_who_is_told_to_go_and_will_be_replaced_leaves_alone(
-    launchers: Callable[..., Launchers], asked: tuple[int, ...]
-) -> None:
-    job = launchers(3, replaced=True)
-    job.open(0, 1, 2)
-    job.join()
-    for rank in asked:
-        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
-    assert {ending.leaving for ending in job.report("stopped").values()} == {asked}
-    assert not any(rendezvous.stops for rendezvous in job.rendezvous.values())
-
-
-@pytest.mark.parametrize("told", [(1,), (0, 2)])
-def test_the_others_wait_for_every_replacement_node_0_included(
-    launchers: Callable[..., Launchers], told: tuple[int, ...]
-) -> None:
-    job = launchers(3, replaced=True)
-    job.open(0, 1, 2)
-    job.join()
-    for rank in told:
-        job.rendezvous[rank].stop("SIGTERM", "SIGTERM")
-    job.report("stopped")
-    job.close(*told)
-    veteran = {"tries": 1, "attempt": 1, "snapshot": 20, "run": "linear-of-0"}
-    stayed = job.begin_to_join(*job.rendezvous, **{f"node{rank}": veteran for rank in job.rendezvous})
-    job.open(*told)
-    starts = job.join(*told, node0={"run": "linear-of-later"} if 0 in told else veteran) | stayed()
-    assert [(start.run, start.attempt, start.snapshot, start.nodes) for start in starts.values()] == [
-        ("linear-of-0", 2, 20, 3)
-    ] * 3
-
-
-@pytest.mark.parametrize(
-    "stops",
-    [
-        {0: "SIGTERM", 1: "SIGTERM", 2: "SIGTERM"},  # the whole job is deleted
-        {1: "SIGINT"},
-        {0: "SIGTERM", 2: "SIGINT"},
-    ],
-)
-def test_where_all_are_told_to_go_or_the_user_stops_the_job_nobody_is_replaced(
-    launchers: Callable[..., Launchers], stops: dict[int, str]
-) -> None:
-    job = launchers(3, replaced=True)
-    job.open(0, 1, 2)
-    job.join()
-    for rank, name in stops.items():
-        job.rendezvous[rank].stop(name, name)
-    others = set(range(3)) - set(stops)
-    wait_until(lambda: all(job.rendezvous[rank].stops for rank in others), "the stop on all other nodes")
-    assert {ending.leaving for ending in job.report("stopped").values()} == {()}
-
-
-@pytest.mark.parametrize("asked", [0, 2])
-def test_who_is_told_to_go_between_two_attempts_leaves_alone(launchers: Callable[..., Launchers], asked: int) -> None:
-    job = launchers(3, replaced=True)
-    job.open(0, 1, 2)
-    job.join()
-    job.rendezvous[1].stop("SIGTERM", "SIGTERM")
-    job.report("stopped")
-    job.rendezvous[asked].stop("SIGTERM", "SIGTERM")
-    time.sleep(0.3)
-    assert not any(rendezvous.stops for rank, rendezvous in job.rendezvous.items() if rank != asked)
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_who_is_told_to_go_while_nodes_wait_leaves_and_the_others_wait_for_its_replacement(
-    launchers: Callable[..., Launchers], asked: int
-) -> None:
-    job = launchers(3, replaced=True)
-    job.open(0, 1)
-    leaves, waits = job.begin_to_join(asked), job.begin_to_join(1 - asked)
-    job.wait_for_nodes(2)
-    job.rendezvous[asked].stop("SIGTERM", "SIGTERM")
-    assert leaves()[asked].code == 75
-    job.close(asked)
-    job.open(asked, 2)
-    starts = job.join(asked, 2) | waits()
-    assert {rank: start.nodes for rank, start in starts.items()} == dict.fromkeys(range(3), 3)
-
-
-def test_a_sick_node_that_will_be_replaced_leaves_alone(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2, replaced=True)
-    job.open(0, 1)
-    job.join()
-    assert job.report("peer", node0="unhealthy")[1].leaving == (0,)
-
-
-VETERAN = {"attempt": 1, "tries": 1}
-
-
-def agree_or_watch(rank: int, rendezvous: Rendezvous) -> Ending | None:
-    """What becomes of an attempt that node 1 left: node 0 reports, and node 2 watches as a spare node."""
-    if rank == 2:
-        return rendezvous.watch(AGAIN, lambda: False)
-    return rendezvous.report(make_outcome(rank, "peer"), AGAIN)
-
-
-def join_with_a_spare_node(job: Launchers) -> dict[int, Any]:
-    """Any two of the three nodes are enough to start, so node 2 is the spare only where it comes after the others."""
-    job.open(0, 1)
-    starts = job.join()
-    job.open(2)
-    return starts | job.join(2)
-
-
-def test_a_spare_node_takes_the_place_of_a_lost_one_which_returns_as_a_spare_node(
-    launchers: Callable[..., Launchers],
-) -> None:
-    job = launchers(2, spares=1)
-    assert {rank: start.group_rank for rank, start in join_with_a_spare_node(job).items()} == {0: 0, 1: 1, 2: -1}
-    job.close(1)
-    job.wait_for_news(0)
-    endings = job.all(agree_or_watch)
-    assert endings[0] == endings[2]
-    assert (endings[2].verdict.word, endings[2].verdict.first.node_rank) == ("lost", 1)
-    starts = job.join(node0=VETERAN | {"place": 0}, node2=VETERAN)
-    assert {rank: (start.attempt, start.nodes, start.group_rank) for rank, start in starts.items()} == {
-        0: (2, 2, 0),
-        2: (2, 2, 1),
-    }
-    assert any(note.startswith("node 2 (") and "takes place 1 of 2" in note for note in starts[0].notes)
-    job.open(1)
-    late = job.join(1)[1]
-    assert (late.attempt, late.run, late.nonce, late.group_rank) == (2, starts[0].run, starts[0].nonce, -1)
-    job.close(1)
-    wait_until(lambda: any(line.startswith("spare node 1 (") for line in job.lines[0]), "a line about the spare node")
-    assert [job.rendezvous[rank].news for rank in (0, 2)] == [None, None]
-
-
-def test_a_spare_node_that_does_not_fit_is_refused_alone_whenever_it_comes(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2, spares=1)
-    job.open(0, 2)
-    early = job.begin_to_join(0)
-    assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
-    job.open(1)
-    starts = job.join(1) | early()
-    assert {rank: start.group_rank for rank, start in starts.items()} == {0: 0, 1: 1}
-    assert "differs from the others in torch" in str(job.join(2, node2={"torch": "0.1"})[2])
-    assert job.rendezvous[1].news is None
-
-
-def test_a_spare_node_that_loses_node_0_goes_by_its_own_rule(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2, spares=1)
-    join_with_a_spare_node(job)
-    job.close(0)
-    ending = job.all(agree_or_watch, 2)[2]
-    assert (ending.verdict.word, ending.verdict.first.node_rank, ending.pause) == ("lost", 0, 0.0)
-
-
-def test_a_spare_node_that_is_asked_to_stop_watches_no_longer(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2, spares=1)
-    join_with_a_spare_node(job)
-    job.rendezvous[2].stop("SIGTERM", "SIGTERM")
-    assert job.rendezvous[2].watch(AGAIN, lambda: True) is None
-    assert not job.rendezvous[0].stops
-    assert job.rendezvous[0].has_enough()

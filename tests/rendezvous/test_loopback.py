@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from stage import LOOPBACK, Client, Launcher, make_info, make_outcome, play
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from slipway.check.finding import ok
 from slipway.launch.rendezvous import coordinator
@@ -312,25 +312,6 @@ def test_node_0_that_does_not_find_itself_says_so(launcher: Make, monkeypatch: p
     assert "usually: this is node 0, and MASTER_ADDR leads to another machine" in lost.log
 
 
-@pytest.mark.parametrize(
-    ("change", "nodes", "said"),
-    [
-        ({"arguments": ("--epochs", "3")}, 2, "--epochs 3                    1 (host1)"),
-        ({"workload": "gpt"}, 2, "differ in workload"),
-        ({"nodes": "3"}, 3, "WORLD_SIZE (nodes)      2                             0 (host0)"),
-        ({"processes": 4}, 2, "--allow-uneven"),
-    ],
-)
-def test_nodes_that_differ_all_get_78_and_the_same_table(
-    launcher: Make, change: dict[str, Any], nodes: int, said: str
-) -> None:
-    launchers = [launcher(0, 2), Launcher(make_info(1, **{"nodes": nodes} | change), nodes, **_where(launcher))]
-    play(*launchers)
-    assert [one.code for one in launchers] == [CONFIGURATION, CONFIGURATION]
-    assert said in str(launchers[0].error)
-    assert str(launchers[0].error) == str(launchers[1].error)
-
-
 def _where(launcher: Make) -> dict[str, Any]:
     template = launcher(0, 1)
     return {"port": template.port, "folder": template.folder}
@@ -349,15 +330,6 @@ def test_a_node_with_a_problem_of_its_own_ends_all_that_are_here_in_its_words(la
     play(*launchers)
     assert [one.code for one in launchers] == [CONFIGURATION] * here
     assert {str(one.error) for one in launchers} == {f"node 0 (host0): {launchers[0].info.problem}"}
-
-
-def test_uneven_nodes_run_with_the_smallest_count_where_allowed(launcher: Make) -> None:
-    launchers = [launcher(rank, 2, info={"processes": 8 - 2 * rank}, allow_uneven=True) for rank in range(2)]
-    play(*launchers)
-    for one in launchers:
-        assert one.begun is not None, one.log
-        assert one.begun.processes == 6
-        assert "processes per node" in "\n".join(one.begun.notes)
 
 
 def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
@@ -423,30 +395,6 @@ def test_a_launcher_that_was_frozen_makes_room_for_its_replacement(launcher: Mak
     assert "node 1 (host1) was frozen or cut off; another launcher of this rank replaces it" in launchers[0].log
 
 
-def test_beside_spare_nodes_a_launcher_that_missed_an_attempt_does_not_replace_the_one_that_made_it(
-    launcher: Make, port: int
-) -> None:
-    """Whichever of the two this leader met first."""
-    done = threading.Event()
-    node0 = launcher(0, 2, stopped=done.is_set, more={"spares": 1, "window": 60.0})
-    node0.start()
-
-    def joins(rank: int, process: str, attempts: int) -> Any:
-        with Client(port) as client:
-            return client.introduce(make_info(rank, 2, nonce="j", tries=attempts, attempt=attempts), process=process)
-
-    answers = [joins(1, *who) for who in (("new", 2), ("old", 1), ("new", 2))]
-    assert [type(answer) for answer in answers] == [wire.Welcome, wire.Refused, wire.Welcome]
-    assert (answers[1].again, answers[1].reason) == (True, "another launcher has taken the place of this one.")
-    assert [type(joins(2, *who)) for who in (("old", 1), ("new", 2), ("old", 1))] == [
-        wire.Welcome,
-        wire.Welcome,
-        wire.Refused,
-    ]
-    done.set()
-    node0.join(10)
-
-
 def test_a_second_node_0_elsewhere_is_refused_while_node_0_lives(launcher: Make, port: int) -> None:
     launchers = [launcher(rank, 2) for rank in range(2)]
     launchers[0].start()
@@ -472,16 +420,6 @@ def test_a_reconnecting_launcher_replaces_its_own_older_connection(launcher: Mak
         assert again.wait_for(wire.Waiting).line.endswith("missing node rank 2 (for at most 20 s)")
     stop.set()
     node0.join(10)
-
-
-def test_the_rank_of_a_frozen_member_goes_to_the_newcomer(launcher: Make, port: int) -> None:
-    launchers = [launcher(rank, 3) for rank in range(3)]
-    launchers[0].start()
-    with Client(port) as frozen:
-        assert isinstance(frozen.introduce(make_info(1, 3), process="frozen"), wire.Welcome)
-        play(launchers[1], launchers[2])
-    launchers[0].join(10)
-    assert [one.code for one in launchers] == [0, 0, 0]
 
 
 def test_a_launcher_of_another_version_ends_at_once_with_78(launcher: Make, port: int) -> None:
@@ -527,21 +465,6 @@ def test_a_node_that_leaves_while_waiting_is_missing_again(launcher: Make, port:
     node0.join(10)
     assert node0.code == PEER
     assert "missing node rank 1" in node0.log
-
-
-def test_the_others_outlive_a_node_0_that_dies_while_waiting(launcher: Make) -> None:
-    stop = threading.Event()
-    first = launcher(0, 3, stopped=stop.is_set)
-    launchers = [launcher(rank, 3) for rank in range(3)]
-    first.start()
-    launchers[1].start()
-    wait_until(lambda: "waiting for nodes: 2 of 3" in first.log, "the other node")
-    stop.set()
-    first.join(60)
-    assert not first.is_alive()
-    play(launchers[0], launchers[2])
-    launchers[1].join(10)
-    assert [one.code for one in launchers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -595,29 +518,6 @@ def test_a_run_name_that_leaves_the_folder_is_refused(launcher: Make) -> None:
     play(*launchers)
     assert launchers[1].code == CONFIGURATION
     assert "cannot be a folder" in str(launchers[1].error)
-
-
-def test_the_same_rendezvous_takes_a_second_attempt(launcher: Make) -> None:
-    codes: dict[int, list[int]] = {0: [], 1: []}
-    looked = threading.Barrier(2, timeout=PATIENCE)  # before anybody reports, which is news
-
-    def run(one: Launcher) -> None:
-        rank = one.info.node_rank
-        with one.open() as rendezvous:
-            for attempt in (1, 2, 3):
-                start = rendezvous.join(make_info(rank, 2, attempt=attempt - 1))
-                assert start is not None
-                assert (start.attempt, rendezvous.news) == (attempt, None)
-                looked.wait()
-                word = "finished" if attempt == 3 else "failed" if rank else "peer"
-                codes[rank].append(rendezvous.report(make_outcome(rank, word), one.rule).verdict.code(rank))
-
-    threads = [threading.Thread(target=run, args=(launcher(rank, 2),)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert codes == {0: [1, 1, 0], 1: [1, 1, 0]}
 
 
 def test_opening_and_closing_without_joining_is_quick_and_quiet(launcher: Make) -> None:

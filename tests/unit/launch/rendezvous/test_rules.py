@@ -14,13 +14,13 @@ from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS
 from slipway.launch.rendezvous.membership import Member, Membership
 from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Pong, Probed, Refused, Report, Stopping
-from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, is_settled, lose, probe, step
+from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, is_settled, lose, outlives, probe, step
 from slipway.protocol.errors import CONFIGURATION, PEER
 
 
-def make_config(nodes: int = 2, spares: int = 0, node_rank: int = 0) -> RendezvousConfig:
+def make_config(nodes: int = 2, spares: int = 0, node_rank: int = 0, **more: Any) -> RendezvousConfig:
     return RendezvousConfig(
-        node_rank=node_rank, nodes=nodes, spares=spares, address="node0", port=29500, timeout=1.0, folder=Path(), say=print
+        node_rank=node_rank, nodes=nodes, spares=spares, address="node0", port=29500, timeout=1.0, folder=Path(), say=print, **more
     )  # fmt: skip
 
 
@@ -148,6 +148,37 @@ def test_a_stop_is_passed_on_unless_the_job_continues_without_the_node(
             kind = type(effect.message).__name__.lower()
             found.append(f"{kind} to 1" if effect.link is link else f"{kind} to all but {effect.but}")
     assert (found, 1 in state.links) == (sent, left)
+
+
+INT = Stopping("SIGINT", "i")
+ELASTIC, REPLACED = make_config(3, least=2), make_config(3, replaced=True)
+THREE: dict[str, Any] = {"running": True, "places": {0: 0, 1: 1, 2: 2}}
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "stops", "goes_on"),
+    [
+        (make_config(3), THREE, {2: TERM}, False),
+        (ELASTIC, THREE, {2: TERM}, True),
+        (ELASTIC, {}, {2: TERM}, True),  # while nodes wait
+        (ELASTIC, THREE, {1: TERM, 2: TERM}, False),  # too few remain
+        (ELASTIC, THREE, {0: TERM}, False),  # it leads
+        (ELASTIC, THREE, {2: INT}, False),  # its user stopped it
+        (REPLACED, THREE, {0: TERM}, True),
+        (REPLACED, THREE, {0: TERM, 2: TERM}, True),
+        (REPLACED, {"running": True, "membership": None}, {2: TERM}, True),  # between two attempts
+        (REPLACED, THREE, {0: TERM, 1: TERM, 2: TERM}, False),  # the whole job is deleted
+        (REPLACED, THREE, {0: TERM, 2: INT}, False),
+        (make_config(3, awaits=True), THREE, {2: NOTICE}, True),
+        (make_config(3, awaits=True), THREE, {2: TERM}, False),
+    ],
+)  # fmt: skip
+def test_a_job_goes_on_without_the_nodes_that_leave_where_they_are_replaced_or_enough_others_remain(
+    config: RendezvousConfig, stage: dict[str, Any], stops: dict[int, Stopping], goes_on: bool
+) -> None:
+    state = make_state(config, *(make_member(make_info(rank, 3)) for rank in range(3)))
+    state = replace(state, **{"stopping": stops} | stage)
+    assert outlives(state, config, stops) is goes_on
 
 
 def test_the_first_failure_is_passed_on_and_no_other() -> None:
