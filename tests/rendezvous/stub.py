@@ -1,6 +1,6 @@
 """A launcher without torchrun, as a process: `python stub.py JSON`. It prints what a launcher says and one last JSON line.
 
-The job after the start is a sleep of `seconds`, cut short by news of another node; `fail` is the evidence of a failure.
+The job after the start is a sleep of `seconds`, cut short by news of another node.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
             start = rendezvous.join(info)
             assert start is not None
             print(json.dumps({"start": dataclasses.asdict(start)}), flush=True)
-            ended = work(rendezvous, node_rank, float(str(more.get("seconds", 0.0))), str(more.get("fail", "")))
+            ended = work(rendezvous, node_rank, float(str(more.get("seconds", 0.0))))
             verdict = rendezvous.report(ended, lambda verdict, leaving: Ending(verdict)).verdict
             print("\n".join(block(verdict)), flush=True)
             return verdict.code(node_rank)
@@ -48,14 +48,14 @@ def main(node_rank: int, nodes: int, address: str, port: int, folder: str, **mor
         return error.code
 
 
-def work(rendezvous: Rendezvous, node_rank: int, seconds: float, fail: str) -> Outcome:
+def work(rendezvous: Rendezvous, node_rank: int, seconds: float) -> Outcome:
     """Stands in for torchrun."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if news := rendezvous.news:
             return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
         time.sleep(0.02)
-    return make_outcome(node_rank, "failed" if fail else "finished", evidence=fail)
+    return make_outcome(node_rank)
 
 
 if __name__ == "__main__":

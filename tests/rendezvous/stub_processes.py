@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -49,10 +48,6 @@ class Process:
             if line.startswith('{"start"'):
                 return dict(json.loads(line)["start"])
         raise AssertionError(f"no start: {self.log}")
-
-    def send(self, number: signal.Signals) -> None:
-        """A signal, such as SIGSTOP."""
-        self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, as an out-of-memory kill or `docker kill` sends it."""

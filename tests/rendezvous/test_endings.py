@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from stage import Client, Launcher, make_info, make_outcome, play, take_part
+from stage import Client, Launcher, make_outcome, play, take_part
 from waiting import PATIENCE, wait_until
 
 from slipway.launch.rendezvous import messages as wire
 from slipway.launch.rendezvous import server
 from slipway.launch.rendezvous.coordinator import Coordinator
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.verdict.block import block
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome
 
@@ -31,23 +30,6 @@ def hear_of_others(node_rank: int) -> Callable[[Rendezvous], Outcome]:
         return make_outcome(node_rank, "peer", evidence=f"ended because of node {news.node_rank}")
 
     return work
-
-
-def test_all_nodes_print_the_same_first_cause_and_exit_1(launcher: Make) -> None:
-    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    launchers[1].work = end_with(1, "failed", rank=3, evidence="ValueError: bad label")
-    play(*launchers)
-    blocks = {block(one.verdict) for one in launchers if one.verdict}
-    assert [one.code for one in launchers] == [1, 1, 1]
-    assert len(blocks) == 1
-    assert blocks.pop()[0] == "the workload failed: node 1 (host1), rank 3: ValueError: bad label"
-
-
-def test_the_sick_node_exits_77_and_its_peers_76(launcher: Make) -> None:
-    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    launchers[2].work = end_with(2, "unhealthy", evidence="GPU 3 fell off the bus")
-    play(*launchers)
-    assert [one.code for one in launchers] == [76, 76, 77]
 
 
 @pytest.mark.parametrize(("word", "code"), [("stopped", 75), ("cancelled", 79), ("finished", 0)])
@@ -82,26 +64,6 @@ def test_a_rendezvous_that_breaks_leaves_nobody_waiting(launcher: Make, monkeypa
     assert launchers[0].lines == [
         "internal error while nodes waited for each other: ZeroDivisionError: division by zero"
     ]
-
-
-def test_a_lost_node_is_news_at_once_and_ends_the_job_with_76(launcher: Make) -> None:
-    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    launchers[2].work = lambda rendezvous: None  # leaves without a word, as a killed container does
-    play(*launchers)
-    assert [one.code for one in launchers] == [76, 76, None]
-    assert launchers[0].verdict == launchers[1].verdict
-    assert launchers[0].verdict is not None
-    assert (launchers[0].verdict.word, launchers[0].verdict.first.node_rank) == ("lost", 2)
-
-
-def test_a_lost_node_0_is_known_to_all(launcher: Make) -> None:
-    launchers = [launcher(rank, 3, work=hear_of_others(rank)) for rank in range(3)]
-    launchers[0].work = lambda rendezvous: None
-    play(*launchers)
-    for one in launchers[1:]:
-        assert one.code == 76
-        assert one.verdict is not None
-        assert block(one.verdict)[0].startswith("a node was lost: node 0 (host0)")
 
 
 @pytest.mark.parametrize(("ends", "word"), [(1, "failed"), (1, None), (0, None)], ids=["failed", "lost", "node 0 lost"])
@@ -148,21 +110,6 @@ def test_a_node_that_stays_silent_after_a_failure_is_waited_for_only_so_long(lau
     assert [(tally.word, tally.nodes) for tally in verdict.tallies] == [("failed", 1), ("lost", 1)]
 
 
-@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_the_earliest_failure_counts_by_one_clock(launcher: Make, port: int, ahead: float) -> None:
-    node0 = launcher(0, 2, work=end_with(0, "failed", evidence="second"))
-    node0.start()
-    with Client(port) as astray:
-        take_part(astray, clock=ahead)
-        failed = make_outcome(1, "failed", evidence="first", time=time.time() - 5 + ahead)
-        astray.send(wire.Report(failed))
-        verdict = astray.wait_for(Ending).verdict
-    node0.join(10)
-    assert verdict.first.evidence == "first"
-    assert node0.begun is not None
-    assert "clock" in "\n".join(node0.begun.notes)
-
-
 def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, port: int) -> None:
     node0 = launcher(0, 2, work=end_with(0, "peer"))
     node0.start()
@@ -172,47 +119,6 @@ def test_a_report_in_another_nodes_name_counts_for_its_sender(launcher: Make, po
         verdict = liar.wait_for(Ending).verdict
     node0.join(10)
     assert (verdict.first.node_rank, verdict.first.host) == (1, "host1")
-
-
-def test_a_launcher_that_comes_back_during_the_run_is_asked_to_wait(launcher: Make, port: int) -> None:
-    running, answers = threading.Event(), []
-    node0 = launcher(0, 2)
-
-    def work(rendezvous: Rendezvous) -> Outcome:
-        running.set()
-        wait_until(lambda: rendezvous.news, "news of the one that left")
-        with Client(port) as back:
-            answers.append(back.introduce(make_info(1, 2), process="new"))
-        return make_outcome(0, "peer")
-
-    node0.work = work
-    node0.start()
-    with Client(port) as first:
-        take_part(first)
-        assert running.wait(PATIENCE)
-    node0.join(10)
-    assert node0.verdict is not None
-    assert node0.verdict.word == "lost"
-    assert node0.code == 76
-    assert isinstance(answers[0], wire.Refused)
-    assert answers[0].again, answers[0].reason
-
-
-def test_a_second_launcher_for_a_running_rank_is_refused(launcher: Make, port: int) -> None:
-    answers, refused = [], threading.Event()
-
-    def work(rendezvous: Rendezvous) -> Outcome:
-        with Client(port) as second:
-            answers.append(second.introduce(make_info(1, 2), process="second"))
-        refused.set()
-        return make_outcome(0)
-
-    launchers = [launcher(0, 2, work=work), launcher(1, 2)]
-    launchers[1].work = lambda rendezvous: refused.wait(60) and make_outcome(1)
-    play(*launchers)
-    assert [one.code for one in launchers] == [0, 0]
-    assert "RANK=1 is taken by host1" in answers[0].reason
-    assert not answers[0].again
 
 
 def test_who_still_speaks_when_node_0_ends_is_not_cut_off(

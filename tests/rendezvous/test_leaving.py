@@ -1,11 +1,10 @@
 """Who was asked to stop, at the moments in which others count on it or come in its place."""
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from stage import Client, Launcher, answer_neighbour, make_info, make_outcome, play, take_part
+from stage import Client, Launcher, answer_neighbour, make_info, make_outcome, take_part
 from waiting import wait_until
 
 from slipway.launch.rendezvous import messages as wire
@@ -29,25 +28,6 @@ def test_who_leaves_an_elastic_job_while_the_neighbours_are_tested_has_no_part_i
         node0.join(60)
     assert node0.begun is not None
     assert (node0.begun.nodes, node0.code) == (1, 0)
-
-
-def test_a_replacement_that_comes_before_its_predecessor_has_saved_is_asked_to_wait(launcher: Make, port: int) -> None:
-    answers, asked = [], threading.Event()
-
-    def work(rendezvous: Rendezvous) -> Outcome:
-        rendezvous.stop("SIGTERM", "SIGTERM")
-        asked.wait(10)
-        return make_outcome(1, "stopped")
-
-    def replace(rendezvous: Rendezvous) -> Outcome:
-        wait_until(lambda: rendezvous.stops, "the request to stop")
-        with Client(port) as second:
-            answers.append(second.introduce(make_info(1, 2), process="second"))
-        asked.set()
-        return make_outcome(0, "stopped")
-
-    play(launcher(0, 2, work=replace), launcher(1, 2, work=work))
-    assert (answers[0].again, answers[0].reason) == (True, "RANK=1 is taken by host1, which is stopping.")
 
 
 def test_a_launcher_that_asks_to_stop_for_ever_is_heard_so_often(launcher: Make, port: int) -> None:
