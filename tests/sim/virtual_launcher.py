@@ -25,7 +25,7 @@ from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.stack_dump import Call, Group, StackDump
 from slipway.launch.interruptions.metadata import SERVICES
 from slipway.launch.interruptions.watch import NoticeWatch
-from slipway.launch.job import JobParts, make_attempts
+from slipway.launch.job import Attempts, JobParts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
@@ -168,7 +168,7 @@ class Launcher:
                 SeveralNodes(job, self.stops, clock=self.clock, rendezvous=self._make_rendezvous)
             )
             parts = JobParts(self.clock, self._attempt, self._make_lock, lambda job, spare: None)
-            return make_attempts(job, node, nodes, self.stops, stack, parts)
+            return Attempts(job, node, nodes, self.stops, stack, parts).run()
 
     def _make_rendezvous(self, config: RendezvousConfig) -> SimulatedRendezvous:
         network, name = self.world.network.seen_from(self.process), self.process.name

@@ -20,7 +20,7 @@ from typing import Any
 from slipway.check.finding import NodeReport, misconfigured, ok, sick, warning
 from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
-from slipway.launch.job import make_attempts
+from slipway.launch.job import Attempts
 from slipway.launch.node import enter
 from slipway.launch.rendezvous.membership import draw_table, find_differences
 from slipway.launch.rendezvous.messages import Finding, Peer
@@ -90,7 +90,7 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
             ExitStack() as stack,
         ):
             say(job.plan.topology.arithmetic)
-            code = make_attempts(job, enter(job, stack), nodes, stops, stack)
+            code = Attempts(job, enter(job, stack), nodes, stops, stack).run()
             peers = nodes.peers
         late, refusal = clock.finished.is_set(), ""
     except LaunchError as error:

@@ -54,7 +54,7 @@ def run_job(job: Job) -> int:
         if job.single:
             try:
                 node = enter_alone(job, stops, stack, companions=companions)
-                return make_attempts(job, node, alone(job, node), stops, stack, companions=companions)
+                return Attempts(job, node, alone(job, node), stops, stack, companions=companions).run()
             except AlreadyFinishedError as finished:
                 say(f"{finished.path} is finished; there is nothing to resume. {begin_anew(job, finished.path)}")
                 companions.finished(Run(finished.path, "auto", RunDirectory(finished.path).record.attempt))
@@ -64,7 +64,7 @@ def run_job(job: Job) -> int:
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
         node, nodes = enter(job, stack, companions=companions), stack.enter_context(SeveralNodes(job, stops))
-        return make_attempts(job, node, nodes, stops, stack, companions=companions)
+        return Attempts(job, node, nodes, stops, stack, companions=companions).run()
 
 
 def alone(job: Job, node: Node) -> SingleNode:
@@ -88,19 +88,6 @@ class JobParts(NamedTuple):
 REAL = JobParts()
 
 
-def make_attempts(
-    job: Job,
-    node: Node,
-    nodes: "SingleNode | SeveralNodes",
-    stops: Stops,
-    stack: ExitStack,
-    parts: JobParts = REAL,
-    companions: Companions | None = None,
-) -> int:
-    """Make attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError where none can begin."""
-    return Attempts(job, node, nodes, stops, stack, parts, companions).run()
-
-
 class Attempts:
     """The attempts of a job on one node: the nodes join, each runs its part, they agree on how it ended, and then the job ends or
     pauses before the next attempt. `_node` is what is known between two of them.
@@ -113,7 +100,7 @@ class Attempts:
         nodes: "SingleNode | SeveralNodes",
         stops: Stops,
         stack: ExitStack,
-        parts: JobParts,
+        parts: JobParts = REAL,
         companions: Companions | None = None,
     ) -> None:
         """`stack` closes at the job's end what all attempts share."""
@@ -126,7 +113,7 @@ class Attempts:
         self._spares = SparesDisplay()
 
     def run(self) -> int:
-        """Make attempts until one is the last; the exit code. Raises LaunchError where none can begin."""
+        """Make attempts until one ends the job, or this node's part in it; the exit code. Raises LaunchError if none begins."""
         while True:
             try:
                 job = self._join()

@@ -230,7 +230,7 @@ def test_nodes_that_cannot_meet_are_a_row(
     def refuse(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(meeting, "make_attempts", refuse)
+    monkeypatch.setattr(meeting.Attempts, "run", refuse)
     peers, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert not peers
     assert row
@@ -239,7 +239,7 @@ def test_nodes_that_cannot_meet_are_a_row(
 
 
 def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(meeting, "make_attempts", lambda *_: PEER)
+    monkeypatch.setattr(meeting.Attempts, "run", lambda *_: PEER)
     _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert "its output says why" in row.found
@@ -248,7 +248,7 @@ def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.Mon
     _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert (row.found, row.advice, row.code) == ("node 1 (n1): gone", "look", CONFIGURATION)
-    monkeypatch.setattr(meeting, "make_attempts", lambda *_: 0)
+    monkeypatch.setattr(meeting.Attempts, "run", lambda *_: 0)
     assert start(make_job(tmp_path), tmp_path, 60.0, OWN) == ([], None)
 
 
@@ -264,7 +264,7 @@ def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPat
         assert signal.sigtimedwait({signal.SIGTERM}, 30)
         return 75
 
-    monkeypatch.setattr(meeting, "make_attempts", wait)
+    monkeypatch.setattr(meeting.Attempts, "run", wait)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         _, row = start(make_job(tmp_path), tmp_path, 0.2, OWN)
@@ -275,7 +275,7 @@ def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stop_ends_the_check_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(meeting, "make_attempts", lambda *_: CANCELLED)
+    monkeypatch.setattr(meeting.Attempts, "run", lambda *_: CANCELLED)
     with pytest.raises(InterruptedCheckError) as caught:
         start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert caught.value.code == CANCELLED
