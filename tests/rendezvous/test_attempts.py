@@ -261,3 +261,12 @@ def test_a_stop_while_nodes_wait_ends_the_wait_for_all_of_a_fixed_job(
         "  exit code   75 (a scheduler should requeue)"
     )
     assert {rank: (error.code, str(error)) for rank, error in ended().items()} == {0: (75, said), 1: (75, said)}
+
+
+def test_a_sick_node_leaves_an_elastic_job(launchers: Callable[..., Launchers]) -> None:
+    job = launchers(3, least=2, window=600.0)
+    job.open(0, 1, 2)
+    job.join()
+    words = ("peer", "unhealthy", "peer")
+    endings = job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, words[rank]), AGAIN))
+    assert endings[0].leaving == (1,)
