@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from own_runs import assert_equal
+from test_own_rhythm import BrokenOffError, break_off
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
 import slipway
 from slipway.train.user.generators import generators_of, set_generator, state_of_generator
@@ -73,6 +77,138 @@ def test_a_generator_is_found_wherever_it_is_and_goes_on_from_its_state(kind: st
     other = make()
     set_generator(other, state)
     assert [draw(other) for _ in range(5)] == wanted
+
+
+class OfItself(Sampler[int]):
+    """A sampler that counts its epochs, or shuffles further what it had."""
+
+    def __init__(self, length: int = 12) -> None:
+        self.epoch, self.order, self.indices, self.seen = 0, torch.zeros(length), [*range(length)], [0] * length
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        self.epoch += 1
+        self.order = torch.randperm(len(self.indices), generator=generator)
+        return iter(self.order.tolist())
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Shuffled(OfItself):
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.indices)
+        return iter(self.indices)
+
+
+class Weighted(OfItself):
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.order + 1, len(self), replacement=True).tolist())
+
+
+class Stream(IterableDataset[int]):
+    """Data that count their epochs."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        dice = random.Random(self.epoch)
+        self.epoch += 1
+        return iter(dice.sample(range(12), 12))
+
+
+class Passes:
+    """A loader of the user's own."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self._done += 1
+        yield from range(self._done, self._done + 6)
+
+
+class Levels(list[int]):
+    """Data whose level the script raises with each epoch."""
+
+    level = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        return index + 100 * self.level
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "an epoch's number": lambda: DataLoader(range(12), 2, sampler=OfItself()),  # type: ignore[arg-type]
+    "with workers": lambda: DataLoader(range(12), 2, sampler=OfItself(), num_workers=1),  # type: ignore[arg-type]
+    "in a batch sampler": lambda: DataLoader(range(12), batch_sampler=BatchSampler(OfItself(), 2, False)),  # type: ignore[arg-type]
+    "shuffled further": lambda: DataLoader(range(12), 2, sampler=Shuffled()),  # type: ignore[arg-type]
+    "weights": lambda: DataLoader(range(12), 2, sampler=Weighted()),  # type: ignore[arg-type]
+    "a stream": lambda: DataLoader(Stream(), 2),
+    "a loader": Passes,
+    "a level": lambda: DataLoader(Levels(range(12)), 2),
+}
+
+
+AGAIN = ("an epoch's number", "shuffled further", "a level")
+BROKEN_OFF = [
+    *(("within an epoch", data) for data in DATA),
+    *((where, data) for where in ("between two epochs", "before its data") for data in AGAIN),
+]
+
+
+@pytest.mark.parametrize(("where", "data"), BROKEN_OFF)
+def test_what_data_keep_of_the_epochs_before_comes_back(
+    where: str, data: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_run: None
+) -> None:
+    """Samplers that count their epochs are usual, and have no state_dict."""
+
+    def train(folder: str, broken: bool) -> None:
+        monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
+        random.seed(1)
+        torch.manual_seed(1)
+        loader, model = DATA[data](), nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        for epoch in run.epochs(4):
+            if broken and (epoch, where) == (2, "before its data"):
+                break_off(run)
+            if data == "a level":
+                loader.dataset.level += 1
+            for batch in run.batches(loader):
+                if broken and (epoch, run.batch, where) == (2, 3, "within an epoch"):
+                    break_off(run)
+                found[folder][epoch, run.batch] = batch
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                if data == "weights":
+                    loader.sampler.order[int(batch[0])] += 1.0
+            if broken and (epoch, where) == (1, "between two epochs"):
+                break_off(run)
+
+    found: dict[str, dict[tuple[int, int], Any]] = {"whole": {}, "run": {}}
+    train("whole", False)
+    with suppress(BrokenOffError):
+        train("run", True)
+    train("run", False)
+    assert_equal(found["run"], found["whole"])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "named"),
+    [(Shuffled(6000), "Shuffled.indices"), (OfItself(6000), ""), (Shuffled(4000), "")],
+    ids=["too long to be saved", "another one in each epoch", "saved"],
+)
+def test_an_order_that_is_shuffled_further_and_too_long_to_be_saved_is_named(
+    sampler: OfItself, named: str, own_run: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(1, 1)
+    run = slipway.resume(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in run.epochs(3):
+        for _ in run.batches(DataLoader(range(len(sampler)), 1000, sampler=sampler)):  # type: ignore[arg-type]
+            pass
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert [line.split()[1] for line in said if "too long to be saved" in line] == [named] * bool(named)
 
 
 class Noisy(list[int]):

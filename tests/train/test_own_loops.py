@@ -71,14 +71,13 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
     whole = states(loop(whole_seen, save_every=1))
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
     begin_with_seed()
-    trained: list[int] = []
+    pieces: list[list[int]] = []
     for _ in range(3):
-        seen = own_loops.Seen()
+        pieces.append(own_loops.Seen())
         with break_at(dice.randrange(2, 9)):  # the shortest loops have 28 boundaries
-            loop(seen, save_every=1)
-        trained += seen
-    seen = own_loops.Seen()
-    found = states(loop(seen, save_every=1))
+            loop(pieces[-1], save_every=1)
+    pieces.append(own_loops.Seen())
+    found = states(loop(pieces[-1], save_every=1))
     assert_equal(found, whole)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     if loop not in (
@@ -87,7 +86,12 @@ def test_a_loop_that_was_broken_off_ends_like_one_that_was_not(
         own_loops.half_precision,
         own_loops.skipping,
     ):  # which take batches again that led to no step
-        assert trained + seen == whole_seen
+        done = 0
+        for piece in pieces:  # the last batch of an epoch may be taken again
+            done = next(begin for begin in range(done, -1, -1) if whole_seen[begin:][: len(piece)] == piece) + len(
+                piece
+            )
+        assert done == len(whole_seen)
 
 
 @pytest.mark.pull

@@ -65,27 +65,65 @@ def test_the_number_of_a_batch_goes_on_after_a_resume(loop: Callable[..., Iterat
 
 
 @pytest.mark.parametrize(
-    ("more", "size", "newest"),
-    [({}, 6, [2, 5, 8]), ({"save_every": 3}, 6, [3, 6, 9]), ({}, 2, [1, 2, 3])],
-    ids=["where it is cheap", "where it is wanted", "one batch"],
+    ("more", "size", "before", "after"),
+    [
+        ({}, 6, [2, 5, 8], [3, 6, 9]),
+        ({"save_every": 3}, 6, [0, 3, 6], [3, 6, 9]),
+        ({}, 2, [0, 1, 2], [1, 2, 3]),
+    ],
+    ids=["where it is cheap", "once in each epoch", "one batch"],
 )
-def test_a_restart_at_the_end_of_an_epoch_does_its_last_iteration_again(
-    more: dict[str, int], size: int, newest: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_end_of_an_epoch_is_saved_when_its_own_code_is_done(
+    more: dict[str, int], size: int, before: list[int], after: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows the batches may read what the last one left in a variable."""
+    """What follows the batches may read what the last one left in a variable. Where each epoch saved once, at its last batch, every
+    restart ended in a NameError."""
     for name, value in {"LEAST": 0.0, "SHARE": 1e9, "BUSY": 1e9}.items():
         monkeypatch.setattr(f"slipway.train.user.disk_rhythm.{name}", value)
-    seen = []
-    for end in range(3):
+
+    def newest(run: ResumableRun) -> int:
+        run._snapshots.writer.wait()
+        return max(
+            (int(each.name[5:]) for each in (run._context.place.run_dir / "snapshots").glob("step-*")), default=0
+        )
+
+    found: list[list[int]] = [[], []]
+    for end in range(4):
         run, step = begin(**more)
         with suppress(BrokenOffError):
-            for epoch in run.epochs(3):
+            for epoch in run.epochs(4):
+                if epoch > len(found[1]):
+                    found[1].append(newest(run))
                 for _ in run.batches(loader_of(size)):
                     step()
-                if epoch == end:
+                    loss = epoch
+                if epoch == end < 3:
+                    found[0].append(newest(run))
                     break_off(run)
-        seen.append(max(int(each.name[5:]) for each in (run._context.place.run_dir / "snapshots").glob("step-*")))
-    assert seen == newest
+                assert loss == epoch
+    assert found == [before, after]
+
+
+def test_a_stop_at_the_end_of_an_epoch_waits_until_its_own_code_is_done(request: pytest.FixtureRequest) -> None:
+    handle_as_usual(signal.SIGTERM, request)
+    done: list[int] = []
+
+    def loop(stops: bool) -> None:
+        run, step = begin()
+        for epoch in run.epochs(3):
+            for _ in run.batches(loader_of(10)):
+                if stops and (epoch, run.batch) == (1, 4):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                step()
+                loss = epoch
+            done.append(loss)
+
+    with pytest.raises(SystemExit):
+        loop(True)
+    assert done == [0, 1]
+    handle_as_usual(signal.SIGTERM, request)
+    loop(False)
+    assert done == [0, 1, 2]
 
 
 def test_what_a_rank_has_of_its_own_takes_the_same_room_at_each_step() -> None:
@@ -448,6 +486,91 @@ def test_a_stop_within_a_validation_is_served_and_the_validation_repeated(
         found = {place: value for place, value in found.items() if place[1] == "step" and place[0] <= 1}
     assert found == {place: whole[place] for place in found}
     assert len(found) == (len(whole) if where != "steps, after" else 2)
+
+
+CHANGES = [
+    *(("after the data", False, what) for what in ("draws", "schedule", "counter", "weights")),
+    *(("after the data", True, what) for what in ("schedule", "weights")),  # left by break
+    *(("before the data", False, what) for what in ("schedule", "weights")),
+]
+
+
+@pytest.mark.parametrize(("where", "left", "what"), CHANGES)
+def test_what_an_epochs_own_code_changes_before_a_stop_within_it_is_changed_once(
+    where: str,
+    left: bool,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(folder: str, stops: bool) -> None:
+        monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
+        handle_as_usual(signal.SIGTERM, request)
+        torch.manual_seed(5)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        dice = torch.Generator().manual_seed(6)
+        run = slipway.resume(model=model, optimizer=optimizer, scheduler=scheduler, dice=dice)
+
+        def own_code(epoch: int) -> None:
+            if what == "schedule" and run.step:
+                scheduler.step()
+            if what == "counter":
+                run.state["count"] = run.state.get("count", 0) + 1
+            if what == "weights":
+                with torch.no_grad():
+                    model.weight.mul_(0.5)
+            for number in range(3):
+                if what == "draws":
+                    drawn[epoch, number] = torch.rand((), generator=dice).item() + torch.rand(()).item()
+                if stops and (epoch, number) == (1, 1):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.boundary()
+
+        for epoch in run.epochs(3):
+            if where == "before the data":
+                own_code(epoch)
+            for (x,) in run.batches(DataLoader(list(torch.arange(8.0).view(8, 1, 1)), None)):
+                model(x / 8).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if left and run.batch == 5:
+                    break
+            if where == "after the data":
+                own_code(epoch)
+        ends.append((model.weight.item(), optimizer.param_groups[0]["lr"], {**run.state}, {**drawn}))
+
+    drawn: dict[tuple[int, int], float] = {}
+    ends: list[Any] = []
+    train("whole", False)
+    with pytest.raises(SystemExit) as end:
+        train("run", True)
+    assert end.value.code == 75
+    waits = "the stop waits for the end of this epoch: its own code changed model" in capsys.readouterr().err
+    assert waits is (what == "weights")
+    train("run", False)
+    assert ends[1] == ends[0]
+
+
+def test_run_state_at_the_beginning_of_an_epoch_is_what_its_own_code_found_there() -> None:
+    """It may compute with what it has counted, and does so again where the loop resumes within that epoch."""
+    scales: list[tuple[int, int, list[int]]] = []
+    for end in (7, 9, None):
+        run, step = begin(save_every=1)
+        with suppress(BrokenOffError):
+            history = run.state.setdefault("history", [])
+            for epoch in run.epochs(4):
+                run.state["count"] = scale = run.state.get("count", 0) + 1
+                history.append(epoch)
+                for _ in run.batches(loader_of(8)):
+                    if run.step == end:
+                        break_off(run)
+                    step()
+                    scales[run.step - 1 :] = [(epoch, scale, [*history])]
+    assert scales == [(epoch, epoch + 1, [*range(epoch + 1)]) for epoch in range(4) for _ in range(4)]
 
 
 def test_a_stop_by_one_boundary_after_a_step_waits_for_the_end_of_the_iteration(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -87,12 +88,19 @@ class RunContents:
         """See Contents."""
         tensors, packed, sharded = self._objects.collect()
         tensors[RUN] = {}
-        self._collected = Collected(tensors, packed, sharded, pack_plain(self.state, "run.state", tensors[RUN]))
+        state = self.state
+        if not self._counts.finishing:
+            changed, before, _ = self._repeated.since_rest(self._counts.step)
+            for (name, part), text in changed.items():
+                packed[name][part] = json.loads(text)
+            state = state if before is None else before
+        self._collected = Collected(tensors, packed, sharded, pack_plain(state, "run.state", tensors[RUN]))
         parts = {
             "lines": self._counts.lines,
             "own": {},
             "first": dict(self._first),
             "attributes": self.attributes.changed(),
+            "replaced": self._repeated.replaced if self._position.is_midway else {},
             **self._position.of_rank(),
         }
         own = to_bytes(parts, "the data loader's state_dict()")
@@ -148,6 +156,18 @@ class RunContents:
         if self._position.calls == self._position.reading.call:
             self._repeated.undo(self.state)
 
+    def rest(self) -> None:
+        """Note that the code of an epoch begins, or what follows its data: if the job stops there, all of it is done again."""
+        self._repeated.rest(self.state, self._counts.step)
+
+    def go_on(self) -> None:
+        """Note that it is over."""
+        self._repeated.go_on()
+
+    def changed_for_good(self) -> list[str]:
+        """Return the names of the objects that this code has changed, and that no snapshot can have as they were before it."""
+        return self._repeated.since_rest(self._counts.step)[2]
+
     def note_moved(self) -> None:
         """Note that the state is another one than at the last boundary."""
         self._position.note_resumed()
@@ -184,7 +204,7 @@ class RunContents:
         load_random_states(context.device, ranks, rank, self.seed + counts.step + place.rank)
         self._position.load(state["position"], data, before)
         if self._position.is_midway:
-            self._repeated.hold(snapshot)
+            self._repeated.hold(snapshot, data.get("replaced", {}))
         if state["fresh"]:
             self._position.note_resumed()
         counts.looped = state["looped"]

@@ -12,11 +12,13 @@ import torch
 from torch.utils.data import Sampler
 
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.user.data_attributes import DataAttributes
 from slipway.train.user.found import GENERATORS
-from slipway.train.user.sources import inner_of
+from slipway.train.user.sources import inner_of, parts_of
 
 RandomStates = Mapping[str, torch.Tensor]
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+Drawing = Generator | DataAttributes  # what decides which data come next
 SAMPLERS = ("sampler", "batch_sampler", "inner")
 MOST = 1000  # objects that are looked at: one may make new ones whenever it is asked
 
@@ -26,8 +28,10 @@ def all_random_states(device: torch.device) -> RandomStates:
     return random_states(device) | other_random_states()
 
 
-def state_of_generator(generator: Generator) -> Any:
-    """Return the state of a generator, as a snapshot can hold it."""
+def state_of_generator(generator: Drawing) -> Any:
+    """Return the state of a generator, or of attributes of the data, as a snapshot can hold it."""
+    if isinstance(generator, DataAttributes):
+        return generator.state()
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -38,9 +42,11 @@ def state_of_generator(generator: Generator) -> Any:
     return version, np.asarray(numbers, np.uint32), gauss
 
 
-def set_generator(generator: Generator, state: Any) -> None:
+def set_generator(generator: Drawing, state: Any) -> None:
     """Undo `state_of_generator`."""
-    if isinstance(generator, torch.Generator):
+    if isinstance(generator, DataAttributes):
+        generator.load(state)
+    elif isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
@@ -53,17 +59,26 @@ def set_generator(generator: Generator, state: Any) -> None:
 
 def generators_of(loader: Any) -> list[Generator]:
     """Return the random generators that a loader and its samplers have, under whichever names, each once."""
+    return [
+        each
+        for each in read_through(loader)
+        if isinstance(each, GENERATORS) and not isinstance(each, random.SystemRandom)
+    ]
+
+
+def read_through(loader: Any) -> list[Any]:
+    """Return what decides in a loader which data come next, each once: itself, samplers, generators, then data sets."""
     found: dict[int, Any] = {}
-    waiting = [inner_of(loader), loader]
+    inner = inner_of(loader)
+    waiting = [inner, loader]
     while waiting and len(found) < MOST:
         place = waiting.pop(0)
         if place is not None and id(place) not in found:
             found[id(place)] = place
             waiting += () if isinstance(place, GENERATORS) else [getattr(place, name, None) for name in SAMPLERS]
             waiting += parts_with_generators(place)
-    return [
-        each for each in found.values() if isinstance(each, GENERATORS) and not isinstance(each, random.SystemRandom)
-    ]
+    data = parts_of(getattr(inner, "dataset", None), "dataset", "datasets", "inner")
+    return [*{id(each): each for each in (*found.values(), *data)}.values()]
 
 
 def parts_with_generators(place: Any) -> Iterator[Any]:
@@ -76,12 +91,12 @@ def parts_with_generators(place: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Draws:
-    """The states of random generators: the process's own and those of a loader."""
+    """The states of random generators: the process's own and those of a loader, with the attributes of its data."""
 
     random: RandomStates
     generators: Sequence[Any]
 
-    def restore(self, device: torch.device, generators: Sequence[Generator]) -> None:
+    def restore(self, device: torch.device, generators: Sequence[Drawing]) -> None:
         """Have all of them in these states."""
         set_random_states(device, self.random)
         for generator, state in zip(generators, self.generators, strict=False):

@@ -13,8 +13,8 @@ from torch import nn
 
 from slipway.train.user.names import inside_of, without_wrappers
 from slipway.train.user.objects import Objects
+from slipway.train.user.values import PLAIN
 
-PLAIN = (bool, int, float, str, type(None))
 MODE = "training"  # each epoch sets it
 FROZEN = "requires_grad"
 Values = dict[str, Any]  # by the path of the attribute

@@ -9,13 +9,16 @@ from typing import Any
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import counted
 from slipway.train.snapshots.state import set_random_states
+from slipway.train.user.data_attributes import DataAttributes, attributes_of, is_state
 from slipway.train.user.found import GENERATORS, places_of_variables
 from slipway.train.user.generators import (
+    Drawing,
     Draws,
     Generator,
     RandomStates,
     all_random_states,
     generators_of,
+    read_through,
     set_generator,
     state_of_generator,
 )
@@ -66,10 +69,10 @@ class Position:
         self._source: BatchSource | None = None  # that is being read
         self._begun: Draws | None = None  # as it began
         self._starts: list[Draws] = []  # of an epoch, and after each of its calls: from which other code draws
-        self._generators: dict[int, list[Generator]] = {}  # of the loaders, by call
+        self._generators: dict[int, list[Drawing]] = {}  # of the loaders, with attributes of their data, by call
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
-        self._resumed: list[Generator] = []  # those that have them again; several loaders may share one
-        self._made: list[Generator] = []  # that the script had made before its loop; each epoch may make others
+        self._resumed: list[Drawing] = []  # those that have them again; several loaders may share one
+        self._made: list[Drawing] = []  # that the script had made before its loop; each epoch may make others
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
 
@@ -92,7 +95,7 @@ class Position:
         """Begin an epoch, or resume in its midst: what comes before `batches` draws the same again; that restores the rest."""
         self._calls, self.in_epochs = 0, True
         if self._stored:
-            self._made = [each.value for each in places_of_variables().values() if isinstance(each.value, GENERATORS)]
+            self._resume_attributes()
         if self._starts:
             self._restore_start(0)
         else:
@@ -144,8 +147,8 @@ class Position:
 
     @property
     def is_last(self) -> bool:
-        """Whether that is the last one of its pass, and not the only one, as far as is known."""
-        return self.in_epochs and not self.reading.over and 0 < self.batch == (self.reading.length or 0) - 1
+        """Whether that is the last one of its pass, as far as is known."""
+        return self.in_epochs and not self.reading.over and self.batch == (self.reading.length or 0) - 1
 
     def give_back(self) -> bool:
         """Count the batch that was read last as not trained on; return False where its source cannot read it again."""
@@ -168,7 +171,7 @@ class Position:
         self.used = True
         call, self._calls = self._calls, self._calls + 1
         if call < self.reading.call or (call == self.reading.call and self.reading.over):
-            self._resume_generators(call, generators_of(loader), begun=True)
+            self._resume_generators(call, self._drawing(loader), begun=True)
             self._restore_start(call + 1)
             return
         if call > self.reading.call:
@@ -197,7 +200,7 @@ class Position:
         set_epoch(loader, self.epoch)
         require_same_batches(reading, source, self.epoch)
         again = reading.call in {*self._generators, *self._stored}
-        generators = generators_of(loader)
+        generators = self._drawing(loader)
         self._resume_generators(reading.call, generators, begun=reading.begun or not self.in_epochs)
         if reading.begun or not self.in_epochs:
             self.restore_random()
@@ -221,16 +224,41 @@ class Position:
         reading.length, reading.batch_size = source.length, source.batch_size
         self._first = source.batches_in(samples)
         self._source = source
+        self._name_outgrown(generators)
         return iterator
 
-    def _resume_generators(self, call: int, generators: Sequence[Generator], *, begun: bool) -> None:
+    def _drawing(self, loader: Any) -> list[Drawing]:
+        """The generators of a loader, and the attributes of what it reads from, with what the script had built."""
+        seen = [each for own in (self._made, *self._generators.values()) for each in own]
+        known = [each for each in seen if isinstance(each, DataAttributes)]
+        return [*generators_of(loader), *attributes_of(read_through(loader), known)]
+
+    def _resume_attributes(self) -> None:
+        """Note what the script had made before its loop, and have the attributes of data be as in the snapshot where the class
+        tells which object is meant, so that the epoch finds them so. Others have to wait for their call.
+        """
+        variables = [each.value for each in places_of_variables().values()]
+        known = attributes_of(variables, [])
+        self._made = [*(each for each in variables if isinstance(each, GENERATORS)), *known]
+        for state in filter(is_state, (each for own in self._stored.values() for each in own)):
+            meant = [each for each in known if each.kind == state["kind"]]
+            if len(meant) == 1 and not is_in(self._resumed, meant[0]):
+                self._resumed += meant
+                meant[0].load(state)
+
+    def _resume_generators(self, call: int, generators: Sequence[Drawing], *, begun: bool) -> None:
         """Have the generators of a call as they were in the snapshot, in which it had `begun`, or another epoch's call before it.
 
-        One that did so with another call has been drawn from, and one that this epoch has made is as it should be.
+        One that did so with another call has been drawn from, and one that this epoch has made or set is as it should be.
         """
         self._generators[call] = [*generators]
         for generator, state in zip(generators, self._stored.pop(call, ()), strict=False):
-            if not is_in(self._resumed, generator) and (begun or is_in(self._made, generator)):
+            if is_state(state) != isinstance(generator, DataAttributes):
+                break  # the script has others now
+            first, again = not is_in(self._resumed, generator), False
+            if isinstance(generator, DataAttributes):  # the epoch's code may have set them
+                first, again = first and (begun or not generator.state()["attributes"]), begun
+            if again or (first and (begun or is_in(self._made, generator))):
                 self._resumed.append(generator)
                 set_generator(generator, state)
 
@@ -238,13 +266,27 @@ class Position:
         """Say once that a loop reads on from an iterator, which no restart can."""
         again = self._iterators.goes_on(loader, self.reading.call)
         self.goes_on = again or (self.goes_on and isinstance(loader, Iterator))
-        if self.goes_on and not self._told and self._context.place.rank == 0:
+        if self.goes_on and not self._told:
             self._told = True
-            self._context.warn(
+            self._warn(
                 f"warning: run.batches({type(loader).__name__}) reads from an iterator that was made before the epoch. It cannot "
                 "begin again: after a resume it is not where it was, and the samples are others. Pass what begins again in each "
                 "epoch, such as the loader itself, or read the iterator in a single run.batches, without run.epochs."
             )
+
+    def _name_outgrown(self, drawing: Sequence[Drawing]) -> None:
+        for each in (own for own in drawing if isinstance(own, DataAttributes)):
+            for name in each.outgrown():
+                kind = type(each.inner).__name__
+                self._warn(
+                    f"warning: {kind}.{name} is changed while {kind} is read, and is too long to be saved: after a failure it "
+                    "starts from its beginning. Compute the order from the epoch's number instead: a method set_epoch(epoch) of "
+                    f"{kind} is called before each epoch."
+                )
+
+    def _warn(self, text: str) -> None:
+        if self._context.place.rank == 0:
+            self._context.warn(text)
 
     def _say_again(self, text: str) -> None:
         if not self.goes_on:
@@ -303,7 +345,7 @@ class Position:
             )
 
 
-def is_in(generators: Sequence[Generator], generator: Generator) -> bool:
+def is_in(generators: Sequence[Drawing], generator: Drawing) -> bool:
     """Whether a generator, and not one that is equal, is among others."""
     return any(generator is each for each in generators)
 

@@ -51,7 +51,7 @@ from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.replaying import UserReplays
 from slipway.train.user.script_values import values_of_script
-from slipway.train.user.unrepeatable import Modes, PastReads, explain_counter, explain_unset
+from slipway.train.user.unrepeatable import Modes, PastReads, explain_counter, explain_unset, listed
 from slipway.train.user.unsaved import Unsaved, device_of
 from slipway.train.user.values import describe
 from slipway.train.worker.launcher import (
@@ -155,7 +155,7 @@ class ResumableRun:
         self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self._counts.next >= self._due)
         self._counts = Counts(self._gradients, by_steps=bool(optimizers))
         self._resumed = self._postponed = 0  # `number` of the snapshot; boundaries with pending gradients
-        self._put_off = False  # the last snapshot that was due
+        self._put_off = False  # a snapshot or stop that was due, until the epoch's code is done
         self._checked = False  # whether what run.state held at the first boundary could be saved
         self._turning, self._begun, self._over, self._failed = False, False, False, 0
         self._stopping: str | None = None
@@ -284,6 +284,8 @@ class ResumableRun:
                         self._unsaved.note_draws(loader)
             finally:
                 self._pause.rest("", context.device)
+                if self._position.in_epochs:
+                    self._contents.rest()
 
     def enumerate(self, loader: Any, *, exact_augmentation: bool = False) -> Iterator[tuple[int, Any]]:
         """Yield `run.batch` and the batch for each of `batches`."""
@@ -321,12 +323,12 @@ class ResumableRun:
                 self._witness.note_boundary(moved)
             if not stepped:
                 self._unsaved.require_own_steps()
-                if self._turning:
+                if self._turning and not self._put_off:
                     return False
             self._snapshots.writer.check()
             word = self._finish_exchange()
             self._stopping = self._stopping or word
-            if not moved:
+            if not moved and not self._turning:
                 self._pause.note(stepped)
                 if self._stopping and saved:
                     self._stop_in_pause(self._stopping, stepped)
@@ -354,6 +356,7 @@ class ResumableRun:
         self._unsaved.begin_loop()
         self._begun = True
         self._counts.items += 1
+        (self._contents.rest if kind == "epochs" else self._contents.go_on)()
         self._pause.begin(kind, self._context.device)
         self._reads.begin()
 
@@ -464,6 +467,8 @@ class ResumableRun:
                 self._hand_out("epochs")
                 yield position.epoch
                 position.end_epoch()
+                self._contents.go_on()
+                self._put_off = self._put_off and position.epoch < total
                 self._turn()
         except GeneratorExit:
             self._finish_if_left(sys._getframe(1))
@@ -547,21 +552,14 @@ class ResumableRun:
         """The number of the next snapshot."""
         return min(self._disk.due, self._snapshots.rhythm.due) if self.keeps else math.inf
 
-    @property
-    def _is_ending(self) -> bool:
-        """Whether the data of an epoch are at their end. What follows may read a variable that their last iteration has set, so
-        no snapshot is taken before the next step, unless `save_every` names this one: a restart does the last iteration again.
-        """
-        named = self._disk.every and self.number >= self._disk.due and not self._witness
-        return self._position.is_last and not named
-
     def _save_or_stop(self, may_stop: bool) -> None:
-        """Take the snapshots that are due, or stop, unless gradients are pending."""
+        """Take the snapshots that are due, or stop, unless gradients are pending. After an epoch's last batch, both wait until
+        the epoch's own code is done: it may read what the last iteration left in a variable, and a restart would have none.
+        """
         begun = time.perf_counter()
-        pending, ending = self._context.total(self._gradients.pending, self._is_ending)
-        self._put_off = (
-            bool(ending) and not self._stopping and not self._put_off
-        )  # not twice: there may be no other steps
+        ending = self._position.is_last and not self._put_off  # not twice: each pass may have a single batch
+        pending, wait = self._context.total(self._gradients.pending, ending or bool(self._contents.changed_for_good()))
+        self._put_off = bool(wait)
         if self._put_off:
             return
         if pending:  # a rank's may be zeros, or its part may have got nothing
@@ -589,7 +587,15 @@ class ResumableRun:
 
     def _stop_in_pause(self, word: str, stepped: bool) -> None:
         """Stop at a boundary after which nothing has changed, or within an iteration, unless gradients are pending."""
-        if any(self._context.total(self._gradients.pending)) or not self._pause.may_stop(stepped):
+        changed = self._contents.changed_for_good()
+        pending, wait = self._context.total(self._gradients.pending, len(changed))
+        if wait and not self._put_off:
+            self._warn(
+                f"note: the stop waits for the end of this epoch: its own code changed {listed(changed) or 'a model'}, and would "
+                "do so twice"
+            )
+        self._put_off = bool(wait)
+        if pending or wait or not self._pause.may_stop(stepped):
             return
         if self._pause.within and stepped:
             self._counts.move()

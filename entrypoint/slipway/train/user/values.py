@@ -12,6 +12,7 @@ import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ ALLOWED = (
     "Allowed are tensors, numbers, strings, None, True and False, numpy's arrays and numbers, and lists, tuples and "
     "dictionaries of these (dict, OrderedDict, Counter, defaultdict of a builtin type), with strings or integers as keys."
 )
+PLAIN = (bool, int, float, str, type(None))
 DEEPEST = 100  # levels, well below Python's own limit
 FACTORIES = {each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set, Counter, OrderedDict)}
 MAPPINGS = {dict: "mapping", Counter: "counter", OrderedDict: "ordered"}
@@ -254,3 +256,22 @@ def from_bytes(stored: torch.Tensor) -> Any:
     tensors = load(stored.numpy().tobytes())
     text = bytes(tensors.pop("json").numpy())
     return unpack(json.loads(text), {name.removeprefix("t."): tensor for name, tensor in tensors.items()})
+
+
+def put_back(now: Any, before: Any) -> Any:
+    """Return `before`, in the lists, dictionaries and tensors of `now` as far as they are alike: the script may have other names
+    for them.
+    """
+    if type(now) is not type(before):
+        return before
+    if isinstance(now, dict):
+        values = {key: put_back(now.get(key), value) for key, value in before.items()}
+        now.clear()
+        now.update(values)
+    elif isinstance(now, list):
+        now[:] = [put_back(one, other) for one, other in zip_longest(now[: len(before)], before)]
+    elif isinstance(now, np.ndarray | torch.Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype):
+        now[...] = before
+    else:
+        return before
+    return now

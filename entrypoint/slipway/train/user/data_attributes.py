@@ -1,0 +1,134 @@
+"""What samplers, data sets and loaders of the script's keep as plain attributes while they are read: the number of the epoch, an
+order that is shuffled further each time, weights of the samples.
+
+No `state_dict` has them, so they are saved beside the random generators of the same loader.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from slipway.protocol.mistake import ConfigurationError
+from slipway.train.user.found import is_users
+from slipway.train.user.values import PLAIN, from_bytes, put_back, to_bytes
+
+LONGEST = 2**12  # values of a list that is saved: each snapshot has it for each rank
+LARGEST = 2**16  # bytes of an array
+LEADING = 2**10  # values of a longer one that are compared
+Stored = dict[str, Any]  # by attribute: a plain value, or what `to_bytes` made of another
+
+
+class DataAttributes:
+    """The plain attributes of one object that data are read from."""
+
+    def __init__(self, inner: Any) -> None:
+        """As they are now, as the script has built them."""
+        self.inner, self._built = inner, stored(inner)
+        self._long = dict(long_ones(inner))
+
+    @property
+    def kind(self) -> str:
+        """The name of the class."""
+        return f"{type(self.inner).__module__}.{type(self.inner).__qualname__}"
+
+    def state(self) -> dict[str, Any]:
+        """Return those that are not as the script has built them."""
+        changed = {key: value for key, value in stored(self.inner).items() if not same(value, self._built.get(key))}
+        return {"kind": self.kind, "attributes": changed}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Have these be so, and all others as the script has built them."""
+        now, own = stored(self.inner), vars(self.inner)
+        for key, value in (self._built | state["attributes"]).items():
+            if not same(value, now.get(key)):
+                own[key] = put_back(own.get(key), from_bytes(value)["it"]) if isinstance(value, torch.Tensor) else value
+
+    def outgrown(self) -> Iterator[str]:
+        """Yield once the names of those that are too long to be saved, and were changed where they are."""
+        now = dict(long_ones(self.inner))
+        for key, (value, mark) in [*self._long.items()]:
+            if key in now and now[key][0] is value and now[key][1] != mark:
+                del self._long[key]
+                yield key
+
+
+def is_state(state: Any) -> bool:
+    """Whether it is one of `DataAttributes`, and not one of a generator."""
+    return isinstance(state, dict) and "attributes" in state
+
+
+def keeps_attributes(place: Any) -> bool:
+    """Whether an object is of a class of the user's that data are read by, or a sampler of anybody's but torch."""
+    kind = type(place)
+    if not isinstance(getattr(place, "__dict__", None), dict) or isinstance(place, type):
+        return False
+    if not issubclass(kind, Sampler | Dataset | DataLoader) and not hasattr(kind, "__iter__"):
+        return False
+    if issubclass(kind, Sampler):
+        return kind.__module__.partition(".")[0] not in ("torch", "slipway")
+    return is_users(vars(sys.modules.get(kind.__module__, sys)))
+
+
+def attributes_of(places: Iterable[Any], known: Sequence[DataAttributes]) -> list[DataAttributes]:
+    """Return the attributes of those of the places that keep some: those that are known, with what they were built with."""
+    return [
+        next((each for each in known if each.inner is place), None) or DataAttributes(place)
+        for place in places
+        if keeps_attributes(place)
+    ]
+
+
+def stored(place: Any) -> Stored:
+    """Return the attributes that are plain values, or short lists, dictionaries and arrays of these."""
+    hidden = "_" if isinstance(place, DataLoader) else "\0"  # what torch's keeps for itself
+    found: Stored = {}
+    for key, value in [*vars(place).items()]:
+        if key.startswith(hidden):
+            continue
+        if type(value) in PLAIN:
+            found[key] = value
+        elif room_after(value, LONGEST) >= 0:
+            with suppress(ConfigurationError):
+                found[key] = to_bytes({"it": value}, key)
+    return found
+
+
+def room_after(value: Any, room: int) -> int:
+    """Return how many of so many values are left after those in `value`; less than 0 for what is not saved."""
+    if type(value) in PLAIN or isinstance(value, np.generic):
+        return room - 1
+    if type(value) in (np.ndarray, torch.Tensor):
+        return room - 1 if value.nbytes <= LARGEST and getattr(value, "is_cpu", True) else -1
+    if type(value) not in (list, tuple, dict) or len(value) > room:
+        return -1
+    for each in value.values() if type(value) is dict else value:
+        room = room_after(each, room)
+        if room < 0:
+            break
+    return room
+
+
+def long_ones(place: Any) -> Iterator[tuple[str, tuple[Any, bytes]]]:
+    """Yield the lists and arrays of a sampler or loader that are too long to be saved, each with what tells it from another."""
+    if isinstance(place, Dataset):  # which keeps the data themselves
+        return
+    for key, value in [*vars(place).items()]:
+        if type(value) in (list, np.ndarray, torch.Tensor) and len(value) > LEADING and room_after(value, LONGEST) < 0:
+            start = value[:LEADING]
+            if room_after(start, LEADING) >= 0:
+                with suppress(ConfigurationError):
+                    yield key, (value, to_bytes({"it": start}, key).numpy().tobytes())
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of `Stored` are the same."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
