@@ -88,7 +88,8 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
     with suppress(OSError):  # a disk that is away by now makes no bad end of a good one
         say_results(verdict, job, run)
         if run and job.plan.topology.rank == 0 and trained_nothing(verdict, job, history):
-            say(f"nothing was trained, because this run was finished before. {begin_anew(job, run.path)}")
+            reached = reached_already(history.tries[-1].after, job.plan.arguments)
+            say(f"nothing was trained, because {reached}. {begin_anew(job, run.path)}")
     tell_pod(verdict.code(node_rank), block(verdict)[0], verdict, helps)
     return verdict.code(node_rank)
 
@@ -103,6 +104,15 @@ def trained_nothing(verdict: Verdict, job: Job, history: AttemptHistory) -> bool
         and len(steps) == 1
         and None not in steps
     )
+
+
+def reached_already(step: int | None, arguments: Sequence[str]) -> str:
+    """Why there was nothing to train from the snapshot of this `step`: a run that was killed may be further than is asked for."""
+    asked = re.match(r"(?:.*\s)?--steps[ =](\d+)", " ".join(arguments))  # the last one counts
+    if not asked or int(asked[1]) > (step or 0):
+        return f"this run is at step {step} already, and no step beyond that is asked for"
+    than = "all" if int(asked[1]) == step else "more than"
+    return f"this run is at step {step} already, which is {than} the {asked[1]} steps asked for"
 
 
 def typed_outside(advice: str, job: Job) -> str:

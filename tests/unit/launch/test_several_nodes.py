@@ -221,8 +221,24 @@ def test_nodes_that_trained_nothing_say_how_a_new_run_begins(
     conclude(judge([tried.outcome]), job_of(RANK="0"), Run(tmp_path, "auto", 2), AttemptHistory((tried,)))
     said = " ".join(capfd.readouterr().err.split())
     assert (
-        "nothing was trained, because this run was finished before. Give more steps, or start a new" in said
+        "nothing was trained, because this run is at step 20 already, and no step beyond that is asked for. Give more steps, "
+        "or start a new run" in said
     ) is told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "than"),
+    [(("--steps", "60"), "more than the 60 steps"), (("--lr", "1", "--steps=447"), "all the 447 steps")],
+)
+def test_a_run_that_was_killed_beyond_the_steps_asked_for_is_not_called_finished(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], than: str
+) -> None:
+    tried, job = Try(2, Outcome(0, "n0", "finished", 1.0), 447, 447), job_of(RANK="0")
+    job = job._replace(plan=job.plan._replace(arguments=arguments))
+    conclude(judge([tried.outcome]), job, Run(tmp_path, "auto", 2), AttemptHistory((tried,)))
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"this run is at step 447 already, which is {than} asked for. Give more steps, or start a new run" in said
+    assert "finished before" not in said
 
 
 def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
