@@ -15,7 +15,8 @@ PATIENCE = 240.0  # s; a machine under load needs many seconds for two imports o
 # Room in /dev/shm and results on a volume (which goes with the container): nothing to warn about.
 WELL = "--shm-size 1g --volume /checkpoints"
 # What of a warning is the same everywhere.
-NO_VOLUME, SMALL_SHM, NOEXEC = "is not a mounted volume", "/dev/shm holds 64 MB", "/tmp is mounted noexec"
+NO_VOLUME, IN_MEMORY = "is not a mounted volume", "is on a tmpfs, in memory"
+SMALL_SHM, NOEXEC = "/dev/shm holds 64 MB", "/tmp is mounted noexec"
 # Ours ("slipway: warning: …"), Python's (logging, warnings, exceptions), tini's, and those of torch's C++ ("[W1121 …").
 LOUD = re.compile(r"\bWARN|\bERROR\b|Traceback|[Ww]arning: |\b[WE]\d{3,4} \d\d:")
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from containers import NO_VOLUME, NOEXEC, SMALL_SHM, WELL, Containers
+from containers import IN_MEMORY, NOEXEC, SMALL_SHM, WELL, Containers
 
 LOCKED = (
     "--user 12345:0 --read-only --tmpfs /tmp:exec,mode=1777 --cap-drop ALL --security-opt no-new-privileges "
@@ -14,7 +14,7 @@ LOCKED = (
 
 @pytest.mark.core
 def test_any_user_trains_read_only_without_capabilities_and_network(container: Containers) -> None:
-    job = container(f"{LOCKED} IMG gpt --steps 4 --eval-samples 64 --sample-tokens 8", warns=(NO_VOLUME, SMALL_SHM))
+    job = container(f"{LOCKED} IMG gpt --steps 4 --eval-samples 64 --sample-tokens 8", warns=(IN_MEMORY, SMALL_SHM))
     assert any(line.startswith("finished on 1 node") for line in job.closing), job.text
     assert "results are in /tmp/slipway-12345/runs/" in job.text
 

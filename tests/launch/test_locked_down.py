@@ -68,5 +68,5 @@ def test_even_a_job_that_fails_says_in_the_image_what_becomes_of_its_files(
     fails = rules.variables(Rule("raise boom", step=0, phase="first-step"))
     job = slipway("linear", "--run-dir", str(in_memory), SLIPWAY_IMAGE="0.1.0-test", **fails)
     assert job.end() == 1, job.text
-    assert "not a mounted volume" in job.closing[-1]
-    assert "not a mounted volume" not in slipway("linear", "--run-dir", f"{in_memory}/2", **rules.variables()).text
+    assert "is on a tmpfs, in memory" in job.closing[-1]
+    assert "is on a tmpfs" not in slipway("linear", "--run-dir", f"{in_memory}/2", **rules.variables()).text

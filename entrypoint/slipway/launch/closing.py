@@ -169,7 +169,7 @@ def alone_there(job: Job, path: Path, fleeting: str) -> str:
     if not runtime_of(job.host.runtime).is_engine:
         return " until this container or pod is removed"
     if job.host.mounts.get(mount_point(path, job.host.mounts) or Path("/")) == "tmpfs":
-        return " until this container ends"
+        return " in memory, until this container or the machine ends"
     copy = f"docker cp {job.host.container[:12] or 'CONTAINER'}:{shlex.quote(str(path))} ."
     return f" of this container alone: gone now if it was started with --rm, else to be copied by {copy}"
 

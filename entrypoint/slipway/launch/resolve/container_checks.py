@@ -15,6 +15,7 @@ from slipway.launch.resolve.host import (
     EMPTY_DIR,
     Host,
     can_write,
+    existing,
     is_read_only,
     mount_point,
     mounted_from,
@@ -57,6 +58,8 @@ def fleeting_results(host: Host, folder: Path) -> str:
         return ""
     target = CHECKPOINTS if folder.is_relative_to(host.scratch) else folder
     what = "not a mounted volume; results are lost when the container is removed"
+    if host.mounts[point] == "tmpfs":  # the container's own, or one of the host that is mounted as a whole
+        what = "on a tmpfs, in memory; results are lost when the container or the machine ends"
     if host.mounts[point] == EMPTY_DIR:
         what = "an emptyDir; results are lost when the pod is removed"
     return f"warning: {folder} is {what}. To keep them, {advise('results', host.runtime, str(target))}."
@@ -83,10 +86,29 @@ def require_writable(host: Host, folder: Path) -> None:
     if is_read_only(folder):
         remedy = advise("results in a read-only mount", host.runtime, str(point))
         raise LaunchError(f"{point} is mounted read-only, and the results go there; {remedy}.")
+    place = existing(folder)
+    if owner_of(place) == os.getuid():
+        mode = f"{place.stat().st_mode & 0o7777:03o}"
+        raise LaunchError(
+            f"{place} belongs to user {os.getuid()}, who runs this, and its mode {mode} does not let its owner write. "
+            f"{_let_owner_write(host, point, place)}"
+        )
     owner = owner_of(point)
     raise LaunchError(
         f"{point} is mounted and belongs to {'root' if owner == 0 else f'user {owner}'}, so user {os.getuid()} cannot write "
         f"there. {_make_writable(host, point, owner)}"
+    )
+
+
+def _let_owner_write(host: Host, point: Path, place: Path) -> str:
+    """What to type so that results can be written to a `place` at a mount point whose mode alone forbids it."""
+    source = mounted_from(point)
+    if not source or not runtime_of(host.runtime).by_hand:
+        return f"Type where this folder can be changed: chmod u+rwx {shlex.quote(str(place))}"
+    if not source.startswith(("/", "./")):
+        return _make_writable(host, point, os.getuid())
+    return (
+        f"Type on the host: chmod u+rwx {shlex.quote(os.path.normpath(Path(source) / os.path.relpath(place, point)))}"
     )
 
 
@@ -99,7 +121,7 @@ def _make_writable(host: Host, point: Path, owner: int) -> str:
         return (
             f"Let group 0, which every user of the image has, write to the volume. Type: docker run --rm --user 0 "
             f"-v {shlex.quote(f'{source}:{point}')} {host.usual_image} sh -c "
-            + shlex.quote(f"chgrp -R 0 {shlex.quote(str(point))} && chmod -R g+rwX {shlex.quote(str(point))}")
+            + shlex.quote(f"chgrp -R 0 {shlex.quote(str(point))} && chmod -R ug+rwX {shlex.quote(str(point))}")
         )
     if owner:
         return f"Start as its owner: {advise('owner', host.runtime)}.".replace('"$(id -u):0"', f"{owner}:0")
@@ -157,7 +179,9 @@ def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Ite
     """What to say before a start. `folder` takes the results, `builtin` says that the workload is one of ours."""
     if topology.process and topology.process.local_rank:
         return  # its neighbour says it
-    if fleeting := fleeting_results(host, folder):
+    if not is_read_only(folder) and (
+        fleeting := fleeting_results(host, folder)
+    ):  # else it is an error, which says more
         yield fleeting
     if (room := room_of(folder)) is not None and room < FULL:
         yield (

@@ -186,12 +186,14 @@ def room_of(folder: Path) -> int | None:
 
 
 EMPTY_DIR = "emptyDir"
+HOST_TMPFS = "the host's tmpfs"
 
 
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
     """Return the mount points with the types of their file systems (proc_pid_mountinfo(5)), none where unreadable.
 
-    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever its file system.
+    A folder that the kubelet made for a pod and deletes with it has the type EMPTY_DIR, whatever its file system. One within a
+    tmpfs was bound from the host, and has the type HOST_TMPFS: of the container's own tmpfs the root is mounted.
     """
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
@@ -203,7 +205,8 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[Path, st
         if len(before) < 5 or not after:  # of a kernel, or an emulation of one, that writes other lines
             continue
         temporary = "/volumes/kubernetes.io~empty-dir/" in before[3]  # the kubelet's own name for the folder
-        mounts[Path(_unescaped(before[4]))] = EMPTY_DIR if temporary else after[0]
+        bound = HOST_TMPFS if after[0] == "tmpfs" and before[3] != "/" else after[0]
+        mounts[Path(_unescaped(before[4]))] = EMPTY_DIR if temporary else bound
     return mounts
 
 

@@ -21,7 +21,7 @@ from slipway.launch.resolve.container_checks import (
     unseen,
     warnings,
 )
-from slipway.launch.resolve.host import Host, mount_point, mounted_from, read_mounts
+from slipway.launch.resolve.host import HOST_TMPFS, Host, mount_point, mounted_from, read_mounts
 from slipway.launch.resolve.topology import resolve_topology
 from slipway.protocol.errors import CONFIGURATION, LaunchError
 
@@ -48,6 +48,8 @@ MOUNTINFO = r"""22 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
 24 22 8:1 /srv/my\040runs /check\040points rw,relatime master:1 - ext4 /dev/sda1 rw
 25 22 8:1 /var/lib/kubelet/pods/8f0e/volumes/kubernetes.io~empty-dir/data /data rw,relatime - ext4 /dev/sda1 rw
 26 22 8:1 /var/lib/kubelet/pods/8f0e/volumes/kubernetes.io~csi/pvc-1/mount /kept rw,relatime - ext4 /dev/sda1 rw
+27 22 0:40 / /own rw,nosuid,nodev,noexec - tmpfs tmpfs rw
+28 22 0:41 /runs /bound rw - tmpfs tmpfs rw,size=65536k
 """
 
 
@@ -56,7 +58,8 @@ def test_mounts_are_read_with_their_types_and_odd_names(tmp_path: Path) -> None:
     file.write_text(MOUNTINFO)
     mounts = read_mounts(file)
     volumes = {Path("/check points"): "ext4", Path("/data"): "emptyDir", Path("/kept"): "ext4"}
-    assert mounts == {ROOT: "overlay", Path("/proc"): "proc", **volumes}
+    in_memory = {Path("/own"): "tmpfs", Path("/bound"): HOST_TMPFS}
+    assert mounts == {ROOT: "overlay", Path("/proc"): "proc", **volumes, **in_memory}
     assert mount_point(Path("/check points/gpt-1"), mounts) == Path("/check points")
     assert mount_point(Path("/checkpoints"), mounts) == ROOT
     assert read_mounts(tmp_path / "absent") == {}
@@ -85,6 +88,7 @@ def test_results_on_the_containers_own_disk_are_warned_of_with_the_flag_to_add(r
         (in_image(mounts=VOLUME), CHECKPOINTS),
         (in_image(mounts=VOLUME), CHECKPOINTS / "gpt-1"),
         (in_image(mounts={**OVERLAY, Path("/mine"): "nfs4"}), Path("/mine/runs")),
+        (in_image(mounts={**OVERLAY, CHECKPOINTS: HOST_TMPFS}), CHECKPOINTS),
         (in_image(mounts={CHECKPOINTS: "ext4"}), Path("/elsewhere")),  # nothing is known of the root
         (make_host()._replace(mounts=OVERLAY, runtime="docker"), Path("/somewhere")),
     ],
@@ -103,8 +107,17 @@ def test_results_in_memory_are_warned_of_and_a_folder_of_the_users_own_is_named(
     assert '-v "$PWD/runs:/mine"' in fleeting_results(in_image(), Path("/mine"))
     spare = Path("/tmp/slipway-7/runs")
     warning = fleeting_results(in_image(), spare)
-    assert warning.startswith(f"warning: {spare} is not a mounted volume")
+    assert warning.startswith(
+        f"warning: {spare} is on a tmpfs, in memory; results are lost when the container or the machine"
+    )
     assert '-v "$PWD/runs:/checkpoints"' in warning
+
+
+def test_of_a_read_only_folder_for_results_the_error_alone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = in_image(mounts={**OVERLAY, CHECKPOINTS: "tmpfs"})
+    assert len(said(host, processes="1")) == 1
+    monkeypatch.setattr(container_checks, "is_read_only", lambda folder: True)
+    assert said(host, processes="1") == []
 
 
 def test_the_folder_for_runs_is_the_images_own_or_on_a_read_only_root_a_spare_one(
@@ -166,7 +179,7 @@ def test_a_read_only_mount_for_results_is_refused_in_the_words_of_the_runtime(
         ("docker", "/srv/$x", 0, "type: rmdir '/srv/$x' && mkdir '/srv/$x'"),
         ("docker", "./runs", 4711, "belongs to user 4711, so user 7 cannot write there. Start as its owner: add --user 4711:0"),
         ("docker", "results", 0, "docker run --rm --user 0 -v results:/checkpoints slipway:dev sh -c 'chgrp -R 0 /checkpoints && "),
-        ("docker", "results", 4711, "chmod -R g+rwX /checkpoints'"),
+        ("docker", "results", 4711, "chmod -R ug+rwX /checkpoints'"),
         ("docker", "", 4711, "Start as its owner"),  # a volume without a name
         ("kubernetes", "./x", 0, "fsGroup"),
         ("slurm", "./x", 4711, "submit the job as that user"),
@@ -184,6 +197,31 @@ def test_a_mounted_folder_of_another_user_is_an_error_with_what_to_type(
         require_writable(in_image(runtime, VOLUME), CHECKPOINTS)
     assert says in str(caught.value)
     assert caught.value.code == CONFIGURATION
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o070])
+def test_a_mounted_folder_of_ones_own_whose_mode_forbids_writing_is_told_the_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int
+) -> None:
+    monkeypatch.setattr(container_checks, "can_write", lambda folder: False)  # to root a mode forbids nothing
+    monkeypatch.setattr(container_checks, "mounted_from", lambda point: "/srv/my runs")
+    (tmp_path / "deeper").mkdir()
+    for folder, typed in ((tmp_path, "'/srv/my runs'"), (tmp_path / "deeper", "'/srv/my runs/deeper'")):
+        folder.chmod(mode)
+        with pytest.raises(LaunchError) as caught:
+            require_writable(in_image(mounts={**OVERLAY, tmp_path: "ext4"}), folder)
+        folder.chmod(0o755)
+        assert f"its mode {mode:03o} does not let its owner write. Type on the host: chmod u+rwx {typed}" in str(
+            caught.value
+        )
+        assert "--user" not in str(caught.value)
+    for runtime, source, typed in (
+        ("docker", "results", f"sh -c 'chgrp -R 0 {tmp_path} && chmod -R ug+rwX {tmp_path}'"),
+        ("kubernetes", "./x", f"Type where this folder can be changed: chmod u+rwx {tmp_path}"),
+    ):
+        monkeypatch.setattr(container_checks, "mounted_from", lambda point, source=source: source)
+        with pytest.raises(LaunchError, match=re.escape(typed)):
+            require_writable(in_image(runtime, {**OVERLAY, tmp_path: "ext4"}), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_a_container_mounts_what_the_arguments_name_and_starts_in_the_same_folde
          "0123456789ab:/checkpoints/gpt ."),
         ("docker", {"/": "overlay", "/checkpoints": "ext4"}, "", " of this container alone: gone now if it was started with --rm"),
         ("docker", {"/": "overlay", "/checkpoints": "ext4"}, "runs", ""),
-        ("docker", {"/": "overlay", "/checkpoints": "tmpfs"}, "", " until this container ends"),
+        ("docker", {"/": "overlay", "/checkpoints": "tmpfs"}, "", " in memory, until this container or the machine ends"),
         ("kubernetes", {"/": "overlay"}, "", " until this container or pod is removed"),
         ("host", {"/": "ext4"}, "", ""),
     ],
