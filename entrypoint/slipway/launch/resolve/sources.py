@@ -154,7 +154,7 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     folder = there and not is_file and path.is_dir() and not (path / "pyvenv.cfg").exists()
     no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
     slips = (*no_file, *misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
-    ignored = tuple(_ignored_lines(path, others, named=named)) if env_file or others else ()
+    ignored = tuple(_ignored_lines(path, others, known, named=named)) if env_file or others else ()
     sources = Sources(given, environ, env_file, path.name, defaults, slips=slips, ignored=ignored)
     for setting in SETTINGS:
         if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
@@ -194,6 +194,7 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
     """
     values: dict[str, str] = {}
     others: dict[str, str] = {}
+    unknown: list[str] = []
     for binding in _parse(path, named=named):
         text = binding.original.string.rstrip("\r\n")
         line = re.sub(r"\A(?:[^\S\n]*\n)+", "", text)  # the parser adds empty lines to the one after them
@@ -206,14 +207,20 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
         if not PORTABLE.fullmatch(line):
             raise LaunchError(f"{where} ({name}): {explain_line(line)}.")
         if name.startswith("SLIPWAY_") and name not in NAMES:
-            raise LaunchError(f"{where}: there is no setting {name}.{did_you_mean(name, NAMES)}")
+            unknown.append(f"{where}: there is no setting {name}.{did_you_mean(name, NAMES)}")
         values[name] = line.partition("=")[2]
+    if unknown:
+        raise LaunchError(" ".join((*unknown, *misspelt(others, path.name, values))))
     return {name: value for name, value in values.items() if value}, others
 
 
-def _ignored_lines(path: Path, others: Mapping[str, str], *, named: bool) -> Iterator[str]:
-    """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice."""
-    if foreign := [name for name in others if not name.startswith(_COMPOSE_ALONE)]:
+def _ignored_lines(path: Path, others: Mapping[str, str], known: Collection[str], *, named: bool) -> Iterator[str]:
+    """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice. What seems
+    to be mistyped is told as that (`misspelt`)."""
+    foreign = {name: value for name, value in others.items() if not name.startswith(_COMPOSE_ALONE)}
+    if foreign := {
+        name: value for name, value in foreign.items() if not any(misspelt({name: value}, path.name, known))
+    }:
         yield (
             f"{path.name}: ignored, because they are no settings of Slipway: {', '.join(foreign)}. Export them, or give them to "
             "the container with docker run --env-file"

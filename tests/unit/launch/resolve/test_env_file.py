@@ -151,6 +151,14 @@ def test_a_setting_that_is_mistyped_is_told(tmp_path: Path) -> None:
         read(tmp_path, "SLIPWAY_GRACE=5\n")
 
 
+def test_an_error_about_a_mistyped_setting_names_the_others_as_well(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        read(tmp_path, "SLIPWAY_RESUM=auto\nWROLD_SIZE=2\nSLIPWAY_GRACE=5\nHF_TOKEN=abc\n")
+    for name in ("setting SLIPWAY_RESUM.", "setting SLIPWAY_GRACE.", "WROLD_SIZE (from .env)"):
+        assert name in str(caught.value)
+    assert "HF_TOKEN" not in str(caught.value)
+
+
 def test_what_must_not_be_shown_is_found_in_lines_of_others_too(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("export HF_TOKEN='abc'\nRANK='1'\nEMPTY=\n")
     assert read_all_values(tmp_path / ".env") == {"HF_TOKEN": "abc", "RANK": "1"}
@@ -301,6 +309,16 @@ def test_the_comment_behind_an_address_is_named(slipway: Slipway) -> None:
 )
 def test_quotes_and_signs_that_may_be_meant_stay(name: str, value: str) -> None:
     assert explain_given(name, value) == ""
+
+
+def test_a_mistyped_name_is_told_once(slipway: Slipway) -> None:
+    Path(".env").write_text("WROLD_SIZE=2\nHF_TOKEN=abc\n")
+    answer = slipway("plan", "linear")
+    assert "Did you mean WORLD_SIZE?" in answer.out
+    assert answer.out.count("WROLD_SIZE") == 1
+    assert "no settings of Slipway: HF_TOKEN." in answer.out
+    Path(".env").write_text("WROLD_SIZE=2\nWORLD_SIZE=1\nRANK=0\n")
+    assert "no settings of Slipway: WROLD_SIZE." in slipway("plan", "linear").out, "nobody meant WORLD_SIZE"
 
 
 def test_plan_names_the_lines_that_do_not_count(slipway: Slipway) -> None:
