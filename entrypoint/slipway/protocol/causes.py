@@ -104,7 +104,8 @@ class Sign(StrEnum):
     )
     PACKAGE = (
         "package", r"\bModuleNotFoundError: No module named '",
-        "{package}; if the module is a file of yours, start in its folder or set PYTHONPATH",
+        "{package}. A package is usually called like its module; if the module is a file of yours, start in its folder or set "
+        "PYTHONPATH",
     )
     SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line: every start would fail there"
     DENIED = (

@@ -87,7 +87,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         # {target} is the image.
         "package": {
             "docker": "build an image that has the package, and start that one: printf 'FROM {target}\\nUSER root\\n"
-            "RUN pip install PACKAGE\\nUSER 1000:0\\n' | docker build --tag mine -",
+            "RUN pip install PACKAGE\\nUSER 1000:0\\n' | docker build --tag mine -; then name mine as the image to start",
             "kubernetes": "build an image that has the package (images/extend), and name that one in the manifest",
             "slurm": "build an image that has the package (images/extend), or install it into the environment of the job",
             "host": "install the package for this Python (pip install PACKAGE)",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import platform
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -113,6 +114,8 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
     for lacking in ("package", "shared memory"):
         if (place := f"{{{lacking.replace(' ', '_')}}}") in advice:
             advice = advice.replace(place, lacks(lacking))
+    if missing := re.search(r"No module named '(\w+)", cause.text):
+        advice = advice.replace("pip install PACKAGE", f"pip install {missing[1]}")
     return advice.replace("{logs}", logs)
 
 

@@ -66,14 +66,14 @@ def test_what_a_job_ends_with_fits_the_runtime(tmp_path: Path, runtime: str) -> 
 
 @pytest.mark.parametrize(
     ("runtime", "says"),
-    [("docker", "printf 'FROM mine:1\\nUSER root\\nRUN pip install PACKAGE\\nUSER 1000:0\\n' | docker build"), ("host", "(pip install PACKAGE)"),
+    [("docker", "printf 'FROM mine:1\\nUSER root\\nRUN pip install einops\\nUSER 1000:0\\n' | docker build --tag mine -; then name mine as the image to start. A package is usually called like its module;"), ("host", "(pip install einops)"),
      ("slurm", "(images/extend)"), ("kubernetes", "(images/extend)")],
 )  # fmt: skip
 def test_a_script_that_lacks_a_package_says_how_it_gets_it(tmp_path: Path, runtime: str, says: str) -> None:
     lines = [
         "Traceback (most recent call last):",
         '  File "train.py", line 1, in <module>',
-        "ModuleNotFoundError: No module named 'einops'",
+        "ModuleNotFoundError: No module named 'einops.layers'",
     ]
     facts = Facts(
         0, "host", builtin=False, ranks=(0,), status=1, failures=[{"rank": 0, "exitcode": 1}], last={0: lines}
