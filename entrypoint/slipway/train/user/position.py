@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class Position:
         self._generators: dict[int, list[Drawing]] = {}  # of the loaders, with attributes of their data, by call
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
         self._resumed: list[Drawing] = []  # those that have them again; several loaders may share one
+        self._noted = False
         self._made: list[Drawing] = []  # that the script had made before its loop; each epoch may make others
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
@@ -94,8 +95,8 @@ class Position:
     def begin_epoch(self) -> None:
         """Begin an epoch, or resume in its midst: what comes before `batches` draws the same again; that restores the rest."""
         self._calls, self.in_epochs = 0, True
-        if self._stored:
-            self._resume_attributes()
+        if self._stored or not self._noted:
+            self._note_made()
         if self._starts:
             self._restore_start(0)
         else:
@@ -106,7 +107,7 @@ class Position:
         """Note that the epoch is over."""
         self.epoch += 1
         self.reading, self._calls, self._source, self._begun = DataPlace(), 0, None, None
-        self._starts = []
+        self._starts, self._made = [], []  # what is read is known by now, and nothing else is kept alive
 
     def restore_random(self) -> None:
         """Until the loop has resumed: have the random generators as they were in the snapshot."""
@@ -229,16 +230,19 @@ class Position:
 
     def _drawing(self, loader: Any) -> list[Drawing]:
         """The generators of a loader, and the attributes of what it reads from, with what the script had built."""
-        seen = [each for own in (self._made, *self._generators.values()) for each in own]
-        known = [each for each in seen if isinstance(each, DataAttributes)]
-        return [*generators_of(loader), *attributes_of(read_through(loader), known)]
+        return [*generators_of(loader), *self._attributes(read_through(loader))]
 
-    def _resume_attributes(self) -> None:
-        """Note what the script had made before its loop, and have the attributes of data be as in the snapshot where the class
-        tells which object is meant, so that the epoch finds them so. Others have to wait for their call.
+    def _attributes(self, places: Iterable[Any]) -> list[DataAttributes]:
+        seen = [each for own in (self._made, *self._generators.values()) for each in own]
+        return attributes_of(places, [each for each in seen if isinstance(each, DataAttributes)])
+
+    def _note_made(self) -> None:
+        """Note what the script had made before its loop, as it had built that. After a restart, have the attributes of data be as
+        in the snapshot where the class tells which object is meant, so that the epoch finds them so. Others wait for their call.
         """
+        self._noted = True
         variables = [each.value for each in places_of_variables().values()]
-        known = attributes_of(variables, [])
+        known = self._attributes(variables)
         self._made = [*(each for each in variables if isinstance(each, GENERATORS)), *known]
         for state in filter(is_state, (each for own in self._stored.values() for each in own)):
             meant = [each for each in known if each.kind == state["kind"]]
