@@ -84,7 +84,7 @@ def is_remote(text: str) -> bool:
 
 class Sign(StrEnum):
     """What such a text says beyond that, with its pattern and what helps: the first that has advice counts. Without a pattern it
-    is what was seen otherwise. {shared_memory} and {package} are what to ask of whatever runs a container."""
+    is what was seen otherwise. {shared_memory}, {package} and {another_disk} are what to ask of whatever runs a container."""
 
     pattern: str | re.Pattern[str]
     advice: str
@@ -118,7 +118,7 @@ class Sign(StrEnum):
     )
     DISK_FULL = (
         "disk-full", rf"\[Errno ({'|'.join(map(str, sorted(DISK_ERRORS)))})\]|No space left on device",
-        "free some space on that disk, or use another one (--runs DIR); then continue with --resume auto",
+        "free some space on that disk, or {another_disk}; then start again, with --resume auto if it has a snapshot",
     )
     SAME_GPU = (
         "same-gpu", "Duplicate GPU",

@@ -84,6 +84,13 @@ ADVICE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "slurm": "set TMPDIR to a folder where programs may be started",
             "host": "set TMPDIR to a folder where programs may be started",
         },
+        "another disk": {
+            "docker": "mount a folder of another one there (-v of docker run)",
+            "compose": "put the volume checkpoints of the compose file on another one",
+            "kubernetes": "use a larger PersistentVolumeClaim",
+            "slurm": "use another one (--runs DIR)",
+            "host": "use another one (--runs DIR)",
+        },
         # {target} is the image.
         "package": {
             "docker": "build an image that has the package, and start that one: printf 'FROM {target}\\nUSER root\\n"

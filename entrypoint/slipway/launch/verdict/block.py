@@ -111,7 +111,7 @@ def what_to_do(outcome: Outcome, lacks: Callable[[str], str], run: Path | None =
     advice += "; NCCL's last collectives are beside its log (nccl-attempt-*)" * (Sign.RECORDED in signs)
     named = f" {shlex.quote(str(run))}" if run else ""
     logs = f"`slipway logs{named} --rank {rank or 0}`"
-    for lacking in ("package", "shared memory"):
+    for lacking in ("package", "shared memory", "another disk"):
         if (place := f"{{{lacking.replace(' ', '_')}}}") in advice:
             advice = advice.replace(place, lacks(lacking))
     if missing := re.search(r"No module named '(\w+)", cause.text):
