@@ -189,6 +189,8 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     for command in commands:
         filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))
         filled = as_typed(filled, here)
+        if stopped and "--resume auto" in command and here.nodes > 1 and here.form.together:
+            filled = all_nodes_again(job, here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
     if commands and not fleeting and (unknown := here.unknown_folders):
         told = ", and ".join(f"$PWD/{printable(name)} is the folder mounted at {target}" for name, target in unknown)
@@ -197,6 +199,13 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     if commands and here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
         say(f"  Replace {here.placeholder} with your image's name, or {otherwise}.")
+
+
+def all_nodes_again(job: Job, here: Invocation) -> str:
+    """What starts all nodes of a stopped run again, which goes on; what it trains may have stood before the last such command."""
+    claim = job.sources.variable("WORKLOAD")
+    workload = f"WORKLOAD={shlex.quote(claim.value)} " if claim else ""
+    return f"{workload}{here.project}{here.form.together}"
 
 
 def show_resume(job: Job, run: Run, here: Invocation, columns: int) -> None:

@@ -98,7 +98,7 @@ class CommandForm(NamedTuple):
 
     `placeholder` stands for an image's name that nobody said, if not the usual name. `folders`: what may be mounted, each with
     the variable of the batch file that names it. `requeues`: a job that was stopped may start again by itself. `alone`: one
-    command starts a job on one node again, whatever it trains.
+    command starts a job on one node again, whatever it trains. `together`: the command that starts all nodes of a job again.
     """
 
     typed: Callable[[str, bool, Invocation], str]
@@ -108,6 +108,7 @@ class CommandForm(NamedTuple):
     folders: Mapping[str, str] = MappingProxyType({})
     requeues: bool = False
     alone: bool = False
+    together: str = ""
 
 
 def next_commands(workload: Workload, fleeting: bool, *, stopped: bool = False) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ FORMS: Mapping[str, CommandForm] = MappingProxyType(
     {
         HOST.name: CommandForm(lambda words, trains, here: f"{here.program} {words}", alone=True),
         DOCKER.name: CommandForm(_in_docker, mounts=True, folders={"/data": ""}, alone=True),
-        COMPOSE.name: CommandForm(_in_compose, names_image=False, alone=True),
+        COMPOSE.name: CommandForm(_in_compose, names_image=False, alone=True, together="docker compose up"),
         SLURM.name: CommandForm(_in_slurm, mounts=True, placeholder=SQUASHED, folders=BATCH_FOLDERS, requeues=True),
         KUBERNETES.name: CommandForm(_in_kubernetes),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +193,22 @@ def test_what_a_run_suggests_next(setting: Setting, stopped: bool, capfd: pytest
     assert len(lines) >= 2 * len(WORKLOADS)
     for words, environ in words_of(lines):
         require_possible(words, environ, setting)
+
+
+def test_a_stopped_run_of_two_nodes_in_compose_goes_on_with_both(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(closing, "mounted_from", lambda place: "results")
+    run = SimpleNamespace(path=Path("/checkpoints/a run"), newest_step=40)
+    setting = compose("two nodes", "compose/two-nodes.yaml", typed="compose/two-nodes.yaml")
+    nodes = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "WORKLOAD": "gpt --steps 60"}
+    job = job_in(replace(setting, environ={**setting.environ, **nodes}), "gpt", "--steps", "60")
+    for stopped in (True, False):
+        closing.show_next(job, run, False, stopped=stopped)  # type: ignore[arg-type]
+        said = capfd.readouterr().err
+        again = "next: WORKLOAD='gpt --steps 60' COMPOSE_FILE=compose/two-nodes.yaml docker compose up\n"
+        assert (again in said) is stopped
+        assert ("--standalone" in said) is not stopped, "with more steps it is another job"
 
 
 def test_what_a_verdict_advises(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
