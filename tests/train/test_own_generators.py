@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from own_runs import assert_equal
 from test_own_rhythm import BrokenOffError, break_off
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler, Subset
 
 import slipway
 from slipway.train.user.generators import generators_of, set_generator, state_of_generator
@@ -138,6 +138,31 @@ class Levels(list[int]):
         return index + 100 * self.level
 
 
+class Drawn(Levels):
+    """Data in an order of the class, which the script shuffles further where it is."""
+
+    order: ClassVar[list[int]] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.order[index]
+
+
+class Average:
+    """An average of the weights, which keeps the tensor that it is given."""
+
+    def __init__(self, model: nn.Linear) -> None:
+        self.shadow = model.weight.detach().clone()
+
+    def update(self, model: nn.Linear) -> None:
+        self.shadow.mul_(0.5).add_(model.weight.detach())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.shadow = state["shadow"]
+
+
 DATA: dict[str, Callable[[], Any]] = {
     "an epoch's number": lambda: DataLoader(range(12), 2, sampler=OfItself()),  # type: ignore[arg-type]
     "with workers": lambda: DataLoader(range(12), 2, sampler=OfItself(), num_workers=1),  # type: ignore[arg-type]
@@ -147,6 +172,8 @@ DATA: dict[str, Callable[[], Any]] = {
     "a stream": lambda: DataLoader(Stream(), 2),
     "a loader": Passes,
     "a level": lambda: DataLoader(Levels(range(12)), 2),
+    "a list of the class": lambda: DataLoader(Drawn(range(12)), 2),
+    "a subset": lambda: DataLoader(Subset(range(40), range(12)), 2),  # type: ignore[arg-type]
 }
 
 
@@ -167,24 +194,33 @@ def test_what_data_keep_of_the_epochs_before_comes_back(
         monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / folder))
         random.seed(1)
         torch.manual_seed(1)
-        loader, model = DATA[data](), nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = slipway.resume(model=model, optimizer=optimizer, save_every=1)
+        Drawn.order = [*range(12)]
+        loader, model, beside = DATA[data](), nn.Linear(1, 1), Levels()
+        optimizer, average = torch.optim.SGD(model.parameters(), lr=0.1), Average(model)
+        run = slipway.resume(model=model, optimizer=optimizer, average=average, save_every=1)
         for epoch in run.epochs(4):
             if broken and (epoch, where) in ((1, "in the second epoch"), (2, "before its data")):
                 break_off(run)
+            average.update(model)
             if data == "a level":
                 loader.dataset.level += 1
+            if data == "a list of the class":
+                random.shuffle(Drawn.order)
+            if data == "a subset":  # which the model chooses
+                chance = random.Random(model.weight.item())
+                loader.dataset.indices = chance.sample(range(40), 12)
             for batch in run.batches(loader):
                 if broken and (epoch, run.batch, where) == (2, 3, "within an epoch"):
                     break_off(run)
                 found[folder][epoch, run.batch] = batch
+                optimizer.zero_grad()
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
                 if data == "weights":
                     loader.sampler.order[int(batch[0])] += 1.0
             if broken and (epoch, where) == (1, "between two epochs"):
                 break_off(run)
+        found[folder][4, 0] = (average.shadow, model.state_dict(), len(beside))
 
     found: dict[str, dict[tuple[int, int], Any]] = {"whole": {}, "run": {}}
     train("whole", False)

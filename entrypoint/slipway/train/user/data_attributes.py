@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.user.found import is_users
@@ -31,6 +31,7 @@ class DataAttributes:
     def __init__(self, inner: Any) -> None:
         """As they are now, as the script has built them."""
         self.inner, self._built = inner, stored(inner)
+        self.name = ""  # what the script calls it, if that is known
         self._long = dict(long_ones(inner))
 
     @property
@@ -41,14 +42,14 @@ class DataAttributes:
     def state(self) -> dict[str, Any]:
         """Return those that are not as the script has built them."""
         changed = {key: value for key, value in stored(self.inner).items() if not same(value, self._built.get(key))}
-        return {"kind": self.kind, "attributes": changed}
+        return {"kind": self.kind, "name": self.name, "attributes": changed}
 
     def load(self, state: dict[str, Any]) -> None:
         """Have these be so, and all others as the script has built them."""
-        now, own = stored(self.inner), vars(self.inner)
+        now, own, had = stored(self.inner), vars(self.inner), attributes(self.inner)
         for key, value in (self._built | state["attributes"]).items():
             if not same(value, now.get(key)):
-                own[key] = put_back(own.get(key), from_bytes(value)["it"]) if isinstance(value, torch.Tensor) else value
+                own[key] = put_back(had.get(key), from_bytes(value)["it"]) if isinstance(value, torch.Tensor) else value
 
     def outgrown(self) -> Iterator[str]:
         """Yield once the names of those that are too long to be saved, and were changed where they are."""
@@ -65,14 +66,17 @@ def is_state(state: Any) -> bool:
 
 
 def keeps_attributes(place: Any) -> bool:
-    """Whether an object is of a class of the user's that data are read by, or a sampler of anybody's but torch."""
+    """Whether data are read by an object, which is a sampler, a subset, or of a class of the user's."""
     kind = type(place)
     if not isinstance(getattr(place, "__dict__", None), dict) or isinstance(place, type):
         return False
-    if not issubclass(kind, Sampler | Dataset | DataLoader) and not hasattr(kind, "__iter__"):
-        return False
-    if issubclass(kind, Sampler):
-        return kind.__module__.partition(".")[0] not in ("torch", "slipway")
+    if issubclass(kind, Sampler | Subset):
+        return kind.__module__.partition(".")[0] != "slipway"
+    return (issubclass(kind, Dataset | DataLoader) or hasattr(kind, "__iter__")) and is_of_user(kind)
+
+
+def is_of_user(kind: type) -> bool:
+    """Whether a class is of a module of the user's."""
     return is_users(vars(sys.modules.get(kind.__module__, sys)))
 
 
@@ -87,9 +91,9 @@ def attributes_of(places: Iterable[Any], known: Sequence[DataAttributes]) -> lis
 
 def stored(place: Any) -> Stored:
     """Return the attributes that are plain values, or short lists, dictionaries and arrays of these."""
-    hidden = "_" if isinstance(place, DataLoader) else "\0"  # what torch's keeps for itself
+    hidden = "_" if isinstance(place, DataLoader) else "__"  # what torch's keeps for itself
     found: Stored = {}
-    for key, value in [*vars(place).items()]:
+    for key, value in attributes(place).items():
         if key.startswith(hidden):
             continue
         if type(value) in PLAIN:
@@ -98,6 +102,12 @@ def stored(place: Any) -> Stored:
             with suppress(ConfigurationError):
                 found[key] = to_bytes({"it": value}, key)
     return found
+
+
+def attributes(place: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, and those that the user's classes have for all of theirs."""
+    kinds = [kind for kind in reversed(type(place).__mro__) if is_of_user(kind)]
+    return {key: value for each in (*kinds, place) for key, value in [*vars(each).items()]}
 
 
 def room_after(value: Any, room: int) -> int:
@@ -119,7 +129,7 @@ def long_ones(place: Any) -> Iterator[tuple[str, tuple[Any, bytes]]]:
     """Yield the lists and arrays of a sampler or loader that are too long to be saved, each with what tells it from another."""
     if isinstance(place, Dataset):  # which keeps the data themselves
         return
-    for key, value in [*vars(place).items()]:
+    for key, value in attributes(place).items():
         if type(value) in (list, np.ndarray, torch.Tensor) and len(value) > LEADING and room_after(value, LONGEST) < 0:
             start = value[:LEADING]
             if room_after(start, LEADING) >= 0:

@@ -44,14 +44,14 @@ class Declared:
         inner = inner_of(loader)
         size = getattr(inner, "batch_size", None) or getattr(getattr(inner, "batch_sampler", None), "batch_size", None)
         name = f"the batch size of run.batches{f' (call {call + 1} in an epoch)' if call else ''}"
-        if not isinstance(size, int) or name in self._read:
+        if not isinstance(size, int):
             return
-        self._read.add(name)
         before, self._sizes[name] = self._sizes.get(name, size), size
-        if size != before:
+        if size != before and name not in self._read:  # later the script's own plan changes it
             self._warn(
                 f"warning: {name} is {size} in the script, and was {before:g} in the run so far: {size} applies."
             )
+        self._read.add(name)
 
     def state(self) -> dict[str, Any]:
         """Return what a snapshot says of the run, as JSON."""

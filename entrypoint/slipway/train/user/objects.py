@@ -109,6 +109,9 @@ class Objects:
         states: dict[tuple[str, str], Any] = {}
         for name, parts in stored.items():
             tensors = self._tensors_of(snapshot, name)
+            if not any(isinstance(each, nn.Module | torch.optim.Optimizer) for each in self.named[name].values()):
+                # An object may keep what it is given, and change it: the snapshot is needed again (see Repeated).
+                tensors = {key: tensor.clone() for key, tensor in tensors.items()}
             states |= {(name, part): unpack(packed, tensors) for part, packed in parts.items()}
         for (name, part), state in states.items():
             if isinstance(model := self.named[name][part], nn.Module):

@@ -73,6 +73,7 @@ class Position:
         self._stored: dict[int, list[Any]] = {}  # their states where the loop resumes, until the call
         self._resumed: list[Drawing] = []  # those that have them again; several loaders may share one
         self._noted = False
+        self._again: list[tuple[Drawing, Any]] = []  # attributes of data where the loop resumes, until its call
         self._made: list[Drawing] = []  # that the script had made before its loop; each epoch may make others
         self._state: Any = None  # of the source where the loop resumes, until it is opened
         self._random: RandomStates | None = None  # where the loop resumes, until it does
@@ -238,16 +239,20 @@ class Position:
 
     def _note_made(self) -> None:
         """Note what the script had made before its loop, as it had built that. After a restart, have the attributes of data be as
-        in the snapshot where the class tells which object is meant, so that the epoch finds them so. Others wait for their call.
+        in the snapshot, so that the epoch finds them so, if name or class tell which object is meant. Others wait for their call.
         """
         self._noted = True
-        variables = [each.value for each in places_of_variables().values()]
-        known = self._attributes(variables)
-        self._made = [*(each for each in variables if isinstance(each, GENERATORS)), *known]
+        variables = places_of_variables()
+        values = [each.value for each in variables.values()]
+        known = self._attributes(values)
+        for each in known:
+            each.name = variables[id(each.inner)].name
+        self._made = [*(each for each in values if isinstance(each, GENERATORS)), *known]
         for state in filter(is_state, (each for own in self._stored.values() for each in own)):
-            meant = [each for each in known if each.kind == state["kind"]]
-            if len(meant) == 1 and not is_in(self._resumed, meant[0]):
-                self._resumed += meant
+            alike = [each for each in known if each.kind == state["kind"]]
+            meant = [each for each in alike if len(alike) == 1 or each.name == state["name"]]
+            if meant and not is_in(self._resumed, meant[0]):
+                self._resumed.append(meant[0])
                 meant[0].load(state)
 
     def _resume_generators(self, call: int, generators: Sequence[Drawing], *, begun: bool) -> None:
@@ -265,6 +270,12 @@ class Position:
             if again or (first and (begun or is_in(self._made, generator))):
                 self._resumed.append(generator)
                 set_generator(generator, state)
+            if again:
+                self._again.append((generator, state))
+        if call == self.reading.call and begun and not self.reading.over:
+            for generator, state in self._again:  # of the calls before this one, after which code has run again
+                set_generator(generator, state)
+            self._again = []
 
     def _note_iterator(self, loader: Any) -> None:
         """Say once that a loop reads on from an iterator, which no restart can."""

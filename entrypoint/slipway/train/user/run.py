@@ -128,7 +128,7 @@ def require_count(name: str, value: Any, least: int = 0) -> int:
 def number_from(name: str, value: Any) -> float:
     """Return what was passed to `run.log`. Raises ConfigurationError where it is no number."""
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         shown = f"a tensor of {counted(value.numel(), 'value')}" if isinstance(value, torch.Tensor) else describe(value)
         raise ConfigurationError(
