@@ -84,6 +84,8 @@ class OfItself(Sampler[int]):
 
     def __init__(self, length: int = 12) -> None:
         self.epoch, self.order, self.indices, self.seen = 0, torch.zeros(length), [*range(length)], [0] * length
+        self.others = np.array(2.0), torch.eye(2).to_sparse()  # which have no length, or no bytes
+        self.scale, self.sparse = self.others
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.epoch)

@@ -215,8 +215,9 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
 
 
 def _ignored_lines(path: Path, others: Mapping[str, str], known: Collection[str], *, named: bool) -> Iterator[str]:
-    """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice. What seems
-    to be mistyped is told as that (`misspelt`)."""
+    """A sentence about the lines of a `.env` file that name no setting, and for each setting that stands there twice. Names that
+    seem to be mistyped have a sentence of their own (`misspelt`).
+    """
     foreign = {name: value for name, value in others.items() if not name.startswith(_COMPOSE_ALONE)}
     if foreign := {
         name: value for name, value in foreign.items() if not any(misspelt({name: value}, path.name, known))

@@ -115,7 +115,8 @@ def room_after(value: Any, room: int) -> int:
     if type(value) in PLAIN or isinstance(value, np.generic):
         return room - 1
     if type(value) in (np.ndarray, torch.Tensor):
-        return room - 1 if value.nbytes <= LARGEST and getattr(value, "is_cpu", True) else -1
+        plain = isinstance(value, np.ndarray) or (value.is_cpu and value.layout is torch.strided)
+        return room - 1 if plain and value.nbytes <= LARGEST else -1
     if type(value) not in (list, tuple, dict) or len(value) > room:
         return -1
     for each in value.values() if type(value) is dict else value:
@@ -130,7 +131,8 @@ def long_ones(place: Any) -> Iterator[tuple[str, tuple[Any, bytes]]]:
     if isinstance(place, Dataset):  # which keeps the data themselves
         return
     for key, value in attributes(place).items():
-        if type(value) in (list, np.ndarray, torch.Tensor) and len(value) > LEADING and room_after(value, LONGEST) < 0:
+        has_length = type(value) is list or (type(value) in (np.ndarray, torch.Tensor) and value.ndim > 0)
+        if has_length and len(value) > LEADING and room_after(value, LONGEST) < 0:
             start = value[:LEADING]
             if room_after(start, LEADING) >= 0:
                 with suppress(ConfigurationError):

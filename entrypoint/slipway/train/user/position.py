@@ -264,14 +264,14 @@ class Position:
         for generator, state in zip(generators, self._stored.pop(call, ()), strict=False):
             if is_state(state) != isinstance(generator, DataAttributes):
                 break  # the script has others now
-            first, again = not is_in(self._resumed, generator), False
-            if isinstance(generator, DataAttributes):  # the epoch's code may have set them
-                first, again = first and (begun or not generator.state()["attributes"]), begun
-            if again or (first and (begun or is_in(self._made, generator))):
-                self._resumed.append(generator)
-                set_generator(generator, state)
-            if again:
+            if isinstance(generator, DataAttributes) and begun:
                 self._again.append((generator, state))
+            elif isinstance(generator, DataAttributes) and generator.state()["attributes"]:
+                continue  # the epoch's code has set them
+            elif is_in(self._resumed, generator) or not (begun or is_in(self._made, generator)):
+                continue
+            self._resumed.append(generator)
+            set_generator(generator, state)
         if call == self.reading.call and begun and not self.reading.over:
             for generator, state in self._again:  # of the calls before this one, after which code has run again
                 set_generator(generator, state)
