@@ -90,8 +90,8 @@ fetch_torch() {
     say "fetching torch $TORCH"
     env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
         --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" >&2 || {
-        say "torch $TORCH cannot be fetched, for the reason above. It is on no package index; name the index or the folder that" \
-            "has it, such as one with the downloaded files: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu" \
+        say "torch $TORCH cannot be fetched, for the reason above. The usual package index does not have it: name an index or a folder that" \
+            "does, such as one with the downloaded files: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu" \
             "or WHEELS=/path/to/folder"
         exit 78
     }

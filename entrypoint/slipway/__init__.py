@@ -7,15 +7,18 @@ __version__ = "0.1.0.dev0"
 
 TYPE_CHECKING = False  # importing `typing` takes longer than all of this package may
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
+    from slipway import hf as hf
     from slipway.train.user.run import ResumableRun as ResumableRun
     from slipway.train.user.run import resume as resume
 
 
 def __getattr__(name: str) -> object:
-    """Load `resume` and `ResumableRun` when they are first used, since they need torch. Raises AttributeError."""
-    if name in ("ResumableRun", "resume"):
-        from importlib import import_module
+    """Load `resume`, `ResumableRun` and `hf` when they are first used, since they need torch. Raises AttributeError."""
+    from importlib import import_module
 
+    if name in ("ResumableRun", "resume"):
         found: object = getattr(import_module("slipway.train.user.run"), name)
         return found
+    if name == "hf":
+        return import_module("slipway.hf")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -222,6 +222,9 @@ SCRIPTS = {
         "import numpy\nprint(numpy.x)\ntry:\n    import torch\nexcept Exception: pass", files={"numpy.py": "x = 1"}, cold="its import of torch failed"
     ),
     "it looks on at imports": Script(FINDER, cold="an import hook was installed"),
+    "it finds what nothing else does, as six and transformers": Script(
+        FINDER.replace("insert(0, Finder())", "append(Finder())")
+    ),
     "warnings are errors": Script("import warnings; warnings.simplefilter('error')\nimport torch", cold="the filters of warnings"),
     "stderr is replaced": Script(STDERR, cold="sys.stdin, sys.stdout or sys.stderr was replaced"),
     "a function is replaced": Script("import time; time.sleep = lambda _: None\nimport torch", cold="time.sleep was replaced"),

@@ -174,7 +174,9 @@ def test_only_what_others_can_read_is_exported(train: Start, tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match=r"has no snapshot\."):
         export_run(run, tmp_path / "model")
     save_snapshot(run / "snapshots", Snapshot(2, state={}, tensors={"model": {"weight": torch.ones(1)}}), keep=1)
-    with pytest.raises(ConfigurationError, match=r"step-00000002 does not say its data: .* other than `fit`"):
+    with pytest.raises(
+        ConfigurationError, match=r"step-00000002 does not say its data: .* not of one of Slipway's workloads"
+    ):
         export_run(run, tmp_path / "model")
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigurationError, match=r"neither a run directory nor an export: it has no slipway.json"):

@@ -82,6 +82,8 @@ def test_it_trains_under_every_launcher(tmp_path: Path, example: str) -> None:
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(take_port()))
     assert "slipway.resume without its launcher" in end(start(tmp_path / "python", *program))
     assert "slipway.resume without its launcher" in end(start(tmp_path / "torchrun", *torchrun, *program))
+    if example not in LOOPS:  # the Trainer by itself would do one more step
+        assert "finished at step 10" in end(start(tmp_path / "python", *program))
     end(start(tmp_path / "slipway", *SLIPWAY, *program))
 
 
@@ -93,7 +95,10 @@ def test_a_stop_ends_all_ranks_at_one_step_with_a_checkpoint(tmp_path: Path, und
     outcomes = [json.loads(path.read_text()) for path in (tmp_path / "run/node-0/outcome").glob("rank-*.json")]
     [step] = {outcome["step"] for outcome in outcomes}
     assert [outcome["outcome"] for outcome in outcomes] == ["stopped", "stopped"], said
-    checkpoints = [tmp_path / f"run/snapshots/step-{step:08}", tmp_path / f"run/checkpoint-{step}/whole"]
+    checkpoints = [
+        tmp_path / f"run/snapshots/step-{step:08}",
+        tmp_path / f"run/trainer_output/checkpoint-{step}/slipway-complete",
+    ]
     assert any(path.exists() for path in checkpoints), said
 
 

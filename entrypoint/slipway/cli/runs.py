@@ -49,7 +49,7 @@ RUNS = click.option(
 def chosen_runs_folder(runs: str | None) -> Path:
     """The folder of runs, from the same places as for `slipway run`; `runs` is what --runs says. Raises LaunchError."""
     host = read_host(dict(os.environ))
-    sources = read_sources({"SLIPWAY_RUNS": runs}, {"SLIPWAY_RUNS": default_runs(host)})
+    sources = read_sources({"SLIPWAY_RUNS": runs}, {"SLIPWAY_RUNS": default_runs(host)}, only=("SLIPWAY_RUNS",))
     if (claim := sources.claim("SLIPWAY_RUNS")) in sources.from_file("SLIPWAY_RUNS"):
         mention([f"runs of {claim.value}, from {claim.source}"])
     return Path(sources.value("SLIPWAY_RUNS"))

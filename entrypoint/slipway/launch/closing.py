@@ -16,7 +16,7 @@ from pathlib import Path
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.catalog import words_of
-from slipway.launch.resolve.container_checks import fleeting_results, results_folder
+from slipway.launch.resolve.container_checks import fleeting_results, results_folder, unseen_file
 from slipway.launch.resolve.host import CHECKPOINTS, Host, is_read_only, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
@@ -67,6 +67,10 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
         return advise(what, runtime, find_here(job, fleeting=False).image or job.host.usual_image)
 
     def helps(outcome: Outcome) -> str:
+        missing = re.search(r"No such file or directory: '([^']+)'", outcome.cause.text)
+        # Of another node's container nobody here knows what is mounted.
+        if missing and outcome.node_rank == node_rank and (told := unseen_file(job.host, missing[1])):
+            return told
         return name_store(what_to_do(outcome, lacks, known), store)
 
     run = run if writes else None
@@ -153,12 +157,14 @@ def tell_pod(code: int, message: str, verdict: Verdict | None = None, helps: Adv
 def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
     """Show how the loss went, where results are, what to type next, and whether they outlive the container. Raises OSError."""
     fleeting = fleeting_results(job.host, results_folder(job.sources)) if run else ""
+    there = ""
     if run and job.plan.topology.rank == 0 and verdict.word in (Word.FINISHED, Word.STOPPED, Word.CANCELLED):
         if job.plan.workload.builtin:
             show_losses(run)
-        say(f"results are in {short_path(run.path)}{alone_there(job, run.path, fleeting)}")
+        there = alone_there(job, run.path, fleeting)
+        say(f"results are in {short_path(run.path)}{there}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
-    if fleeting:
+    if fleeting and not there:
         say(fleeting)
 
 

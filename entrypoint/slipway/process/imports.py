@@ -6,6 +6,7 @@ first line (preloaded.py), which look at the same things again. This runs in eve
 Python.
 """
 
+import _frozen_importlib_external
 import _warnings
 import builtins
 import os
@@ -28,6 +29,7 @@ def import_aside(name: str) -> "ModuleType":
 
 
 _locale = import_aside("_locale")
+PathFinder = _frozen_importlib_external.PathFinder
 bootstrap: "Any" = sys.modules[
     "_frozen_importlib"
 ]  # whose _find_and_load every import calls that finds nothing in sys.modules
@@ -100,12 +102,21 @@ def loggers() -> "frozenset[str]":
     return frozenset(logging.root.manager.loggerDict) if logging else frozenset()
 
 
+def finders() -> "list[Any]":
+    """What decides where a module is found. What was added behind Python's own finder of files (six and transformers do so) is
+    asked only for what that does not find.
+    """
+    known: list[Any] = [*sys.meta_path]
+    files = next((place for place, each in enumerate(known) if each is PathFinder), len(known))
+    return [*known[: files + 1], *sys.path_hooks]
+
+
 class ProgramState:
     """What counts, as it is now."""
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
-        self.finders = [*sys.meta_path, *sys.path_hooks]
+        self.finders = finders()
         self.path = [*sys.path]
         self.filters = [*filters()]
         self.builtins = dict(vars(builtins))
@@ -117,7 +128,7 @@ class ProgramState:
 
     def light_change(self) -> str:
         """What a program changed that counts for importing anything; empty: nothing."""
-        if self.finders != [*sys.meta_path, *sys.path_hooks]:
+        if self.finders != finders():
             return "an import hook was installed"
         if changed := [name for name, value in self.builtins.items() if vars(builtins).get(name) is not value]:
             return f"builtins.{changed[0]} was replaced"

@@ -107,6 +107,13 @@ class Sign(StrEnum):
         "{package}. A package is usually called like its module; if the module is a file of yours, start in its folder or set "
         "PYTHONPATH",
     )
+    # Of argparse, click and typer.
+    ARGUMENTS = (
+        "arguments",
+        r"(?m)^([^\s:]+: error: |Error: )(unrecognized arguments|the following arguments are required|argument |No such option"
+        r"|Missing (option|argument|parameter)|Invalid value for|Got unexpected extra argument)",
+        "correct the script's own arguments, those after its name: every start would fail there",
+    )
     SYNTAX = "syntax", r"\b(Syntax|Indentation|Tab)Error: ", "correct that line: every start would fail there"
     DENIED = (
         "denied", rf"\[Errno ({errno.EACCES}|{errno.EPERM})\]",

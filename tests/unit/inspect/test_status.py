@@ -235,6 +235,15 @@ def test_the_commands_tell_what_is_missing(slipway: Slipway) -> None:
     assert json.loads(slipway("status", "--json").out)["outcome"]["code"] == 1
 
 
+def test_a_mistake_in_the_env_file_keeps_nobody_from_looking_at_a_run(slipway: Slipway) -> None:
+    make("../mine/gpt-1")
+    Path(".env").write_text('SLIPWAY_RUNS=mine\nWORKLOAD="gpt"\nSLIPWAY_RUN=1\n')
+    assert "gpt-1" in slipway("status", WORKLOAD="'gpt'", NCCL_DEBUG='"INFO"').out
+    assert slipway("plan").code == CONFIGURATION
+    Path(".env").write_text('SLIPWAY_RUNS="mine"\n')
+    assert "quotes" in slipway("status").err
+
+
 def test_a_request_is_written_for_the_launcher(slipway: Slipway) -> None:
     run = make()
     with held(run):

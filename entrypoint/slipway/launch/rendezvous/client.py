@@ -264,8 +264,7 @@ class Client:
         loop, deadline = asyncio.get_running_loop(), self._patient + self._config.timeout
         if loop.time() > deadline:
             raise LaunchError(
-                f"gave up after {self._config.timeout:.0f} s; missing node rank 0: "
-                + self._explain(*self._trouble, info),
+                f"gave up after {self._config.timeout:.0f} s{_missing(info)}: {self._explain(*self._trouble, info)}",
                 PEER,
             )
         greeted = False
@@ -480,7 +479,7 @@ class Client:
         self._complaints.say(waited)
         if kind != "not now" and not nameless:
             self._config.say(
-                f"waiting for nodes: {self._config.address}:{self._config.port} {words} after {waited:.0f} s; missing node rank 0"
+                f"waiting for nodes: {self._config.address}:{self._config.port} {words} after {waited:.0f} s{_missing(info)}"
             )
 
     def _explain(self, kind: str, words: str, info: NodeInfo) -> str:
@@ -490,6 +489,11 @@ class Client:
         return explain_connection(
             kind, words, config.address, config.port, info.runtime, self._addresses, own=own, met=self.welcome
         )
+
+
+def _missing(info: NodeInfo) -> str:
+    """Who is missing at MASTER_ADDR: nobody for node 0 itself, which cannot reach its own address."""
+    return "" if info.node_rank == 0 else "; missing node rank 0"
 
 
 # What a message of the one that leads does: before it has answered the hello, until the start, and from the start on.

@@ -13,6 +13,7 @@ from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.host import (
     CHECKPOINTS,
     EMPTY_DIR,
+    HOST_TMPFS,
     Host,
     can_write,
     existing,
@@ -54,11 +55,13 @@ def fleeting_results(host: Host, folder: Path) -> str:
     if host.image is None:
         return ""
     point = mount_point(folder, host.mounts)
-    if point is None or (point != Path("/") and host.mounts[point] not in ("tmpfs", EMPTY_DIR)):
+    # In a pod a folder within a tmpfs is a subPath of an emptyDir in memory.
+    memory = ("tmpfs", HOST_TMPFS) if runtime_of(host.runtime).has_services else ("tmpfs",)
+    if point is None or (point != Path("/") and host.mounts[point] not in (*memory, EMPTY_DIR)):
         return ""
     target = CHECKPOINTS if folder.is_relative_to(host.scratch) else folder
     what = "not a mounted volume; results are lost when the container is removed"
-    if host.mounts[point] == "tmpfs":  # the container's own, or one of the host that is mounted as a whole
+    if host.mounts[point] in memory:  # the container's own, or one of the host that is mounted as a whole
         what = "on a tmpfs, in memory; results are lost when the container or the machine ends"
     if host.mounts[point] == EMPTY_DIR:
         what = "an emptyDir; results are lost when the pod is removed"
@@ -162,17 +165,22 @@ def unseen(host: Host, typed: str) -> str:
     return f" A container sees only those files of its machine that are mounted: {add}."
 
 
+def unseen_file(host: Host, name: str) -> str:
+    """What helps where a script did not find the file `name`, as a sentence; empty where the container is not the reason."""
+    path = Path(os.path.normpath(Path.cwd() / name))
+    if path.exists() or path.is_relative_to(host.scratch.parent):
+        return ""
+    return unseen(host, name).strip()
+
+
 def unseen_arguments(host: Host, arguments: Sequence[str]) -> Iterator[str]:
     """What to say of paths among a script's arguments that the image does not see. Names within the working directory may be
     anything, such as a repo of the Hub.
     """
     for word in arguments:
         typed = re.sub(r"^[\w.-]+=", "", word)
-        path = Path(os.path.normpath(Path.cwd() / typed))
-        if not re.fullmatch(r"(\.\.)?/[^:*?|]+", typed) or path.exists() or path.is_relative_to(host.scratch.parent):
-            continue
-        if told := unseen(host, typed):
-            yield f"note: the script is given {typed}, which is not in this container.{told}"
+        if re.fullmatch(r"(\.\.)?/[^:*?|]+", typed) and (told := unseen_file(host, typed)):
+            yield f"note: the script is given {typed}, which is not in this container. {told}"
 
 
 def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Iterator[str]:

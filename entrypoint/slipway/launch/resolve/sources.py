@@ -129,8 +129,9 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         raise LaunchError(text.rstrip()) from None
 
 
-def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
-    """The settings that were given; `defaults` are this place's own. Raises LaunchError for a value that cannot be."""
+def read_sources(options: dict[str, Any], defaults: dict[str, str], only: Collection[str] = ()) -> Sources:
+    """The settings that were given; `defaults` are this place's own. `only`: read nothing but these, so that a mistake in
+    another setting does not matter. Raises LaunchError for a value that cannot be."""
     names = {setting.name for setting in SETTINGS}
     given = {name: str(value) for name, value in options.items() if name in names and value is not None}
     if empty := next((BY_NAME[name] for name, value in given.items() if not value), None):
@@ -149,7 +150,7 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
         )
     environ = dict(os.environ)
     named = bool(options.get("env_file"))
-    env_file, others = split_env_file(path, named=named) if named or is_file else ({}, {})
+    env_file, others = split_env_file(path, only, named=named) if named or is_file else ({}, {})
     known = {name for name in NAMES if name in given or environ.get(name) or name in env_file}
     folder = there and not is_file and path.is_dir() and not (path / "pyvenv.cfg").exists()
     no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
@@ -157,11 +158,13 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str]) -> Sources:
     ignored = tuple(_ignored_lines(path, others, known, named=named)) if env_file or others else ()
     sources = Sources(given, environ, env_file, path.name, defaults, slips=slips, ignored=ignored)
     for setting in SETTINGS:
-        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
+        if setting.name not in TOPOLOGICAL and (
+            not only or setting.name in only
+        ):  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
             _refuse_kept(setting.name, sources.claim(setting.name))
     for name in environ:
-        if name.startswith(LIBRARIES):
+        if name.startswith(LIBRARIES) and not only:
             _refuse_kept(name, Claim(environ[name], f"environment ({name})"))
     return sources
 
@@ -183,14 +186,16 @@ _COMPOSE_ALONE = (
 )  # what other names begin with that docker compose reads for compose/compose.yaml
 
 
-def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], dict[str, str]]:
+def split_env_file(
+    path: Path, only: Collection[str] = (), *, named: bool = True
+) -> tuple[dict[str, str], dict[str, str]]:
     """Read a `.env` file without touching the environment: the values for Slipway, and those for others; empty values are left
     out.
 
     Of its lines those count that name a setting, a variable of LIBRARIES, IMAGE or COMPOSE_FILE, and those must be such as
     docker's `--env-file`, compose and python-dotenv read alike: no quotes, `$`, backslashes, `export` or trailing comments.
-    All others are ignored. Raises LaunchError naming file, line and what to write instead; also for a name in
-    SLIPWAY_… that is no setting, and unless somebody `named` the file, for one that may be another user's.
+    All others are ignored, and with `only` all but these. Raises LaunchError naming file, line and what to write instead; also
+    for a name in SLIPWAY_… that is no setting, and unless somebody `named` the file, for one that may be another user's.
     """
     values: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -200,7 +205,7 @@ def split_env_file(path: Path, *, named: bool = True) -> tuple[dict[str, str], d
         line = re.sub(r"\A(?:[^\S\n]*\n)+", "", text)  # the parser adds empty lines to the one after them
         found = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?=[=:\s]|$)", line)
         name = found[1] if found else ""
-        if not _is_ours(name):
+        if not (name in only if only else _is_ours(name)):
             others |= {name: binding.value} if name and binding.value else {}
             continue
         where = f"{path}, line {binding.original.line + text.removesuffix(line).count(chr(10))}"

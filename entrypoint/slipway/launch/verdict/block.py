@@ -213,7 +213,8 @@ def termination_message(
 
 
 def _codes(verdict: Verdict, why: Cause | None) -> str:
-    if why and why.kind == CauseKind.FUTILE:
+    same = {Sign.PACKAGE, Sign.ARGUMENTS} & {*verdict.first.cause.signs}  # what every start would find again
+    if (why and why.kind == CauseKind.FUTILE) or (same and verdict.word == Word.FAILED):
         return f"{CODES[verdict.word]} (no scheduler needs to retry it: the cause is still there)"
     if verdict.word != Word.UNHEALTHY:
         return f"{CODES[verdict.word]} (a scheduler should {EXITS[CODES[verdict.word]].then})"

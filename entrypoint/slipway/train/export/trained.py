@@ -53,8 +53,8 @@ def read_trained(run: Path, step: int | None = None) -> Trained:
     path, snapshot = find_snapshot(run, step)
     if missing := {"workload", "model", "data", "world_size"} - set(snapshot.state):
         raise ConfigurationError(
-            f"{path} does not say its {min(missing)}: it was saved by a loop other than `fit`. Read its tensors with "
-            "slipway.train.load_newest."
+            f"{path} does not say its {min(missing)}: it is not of one of Slipway's workloads, and only their models are known "
+            "here. A script of your own writes its model itself, after its loop."
         )
     stored = read_object(run / files.OPTIONS_FILE)
     record = read_object(run / files.RUN_FILE)  # absent where no launcher started it

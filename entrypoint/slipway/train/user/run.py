@@ -90,7 +90,7 @@ def resume(
 
     With several processes `torch.distributed` must be initialized before. A mistake ends the process with one line.
     """
-    try:
+    with explained():
         if not snapshots and objects:
             raise ConfigurationError(
                 f"slipway.resume(snapshots=False) saves nothing, and was called with {', '.join(objects)}. Leave one out."
@@ -103,7 +103,14 @@ def resume(
         if is_proving(os.environ):  # each kill is to go back to the last boundary
             save_every, memory_every = (save_every if is_launched(os.environ) else 1), 1
         RUNS.append(ResumableRun(Objects(objects), save_every, memory_every, keep, snapshots, ignore))
-        return RUNS[-1]
+    return RUNS[-1]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """End the process with one line, and its reason written down, where something is wrong before there is a run."""
+    try:
+        yield
     except EXPLAINED as error:
         raise SystemExit(end_badly(error, None, WorkerOutcome(Word.FAILED, ""), os.environ)) from None
 
@@ -310,7 +317,7 @@ class ResumableRun:
             moved = stepped and not self._pause.within
             if moved:
                 self._note_moved()
-                if not self._turning:
+                if not self._turning and self.keeps:
                     past = self._counts.loop == "epochs" and not self._position.reads
                     self._warn(self._reads.note_past(self.state) if past else self._reads.end(None))
                     self._reads.begin()
@@ -363,6 +370,10 @@ class ResumableRun:
     def _warn(self, text: str) -> None:
         if text and self._context.place.rank == 0:
             self._context.warn(text)
+
+    def beat(self) -> None:
+        """Show that a long validation goes on, where it calls no `boundary`: each process may do so by itself."""
+        self._context.beat(Phase.EVALUATE)
 
     def log(self, **values: Any) -> None:
         """Write numbers of this step to metrics.jsonl and TensorBoard. Rank 0 writes; other ranks may call it, too."""

@@ -19,6 +19,7 @@ from slipway.launch.resolve.container_checks import (
     require_writable,
     unmounted,
     unseen,
+    unseen_file,
     warnings,
 )
 from slipway.launch.resolve.host import HOST_TMPFS, Host, mount_point, mounted_from, read_mounts
@@ -100,6 +101,8 @@ def test_results_that_outlive_the_container_are_not_warned_of(host: Host, folder
 def test_results_that_go_with_a_pod_are_warned_of() -> None:
     line = fleeting_results(in_image("kubernetes", {**OVERLAY, CHECKPOINTS: "emptyDir"}), CHECKPOINTS)
     assert line.startswith("warning: /checkpoints is an emptyDir; results are lost when the pod is removed.")
+    part = fleeting_results(in_image("kubernetes", {**OVERLAY, CHECKPOINTS: HOST_TMPFS}), CHECKPOINTS)
+    assert part.startswith("warning: /checkpoints is on a tmpfs, in memory;"), "a subPath of an emptyDir in memory"
     assert "PersistentVolumeClaim" in line
 
 
@@ -324,6 +327,30 @@ def test_a_scripts_arguments_that_the_container_does_not_see_are_named(
     assert len(said) == bool(says), said
     if says:
         assert says.format(here=here, above=tmp_path) in said[0]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "name", "says"),
+    [
+        (
+            {ROOT: "overlay"},
+            "data/x.pt",
+            'Nothing is mounted at {here}, where your files would be: add -v "$PWD:{here}"',
+        ),
+        ({ROOT: "overlay"}, "/datasets/c4", "A container sees only those files of its machine that are mounted"),
+        ({ROOT: "overlay"}, "there.pt", ""),
+        ({ROOT: "overlay"}, "/scratch/mine.pt", ""),  # what the script should have made
+        ({ROOT: "overlay", Path("{here}"): "ext4"}, "data/x.pt", ""),
+    ],
+)
+def test_a_file_that_a_script_did_not_find_may_not_be_mounted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounts: dict[Path, str], name: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.pt").touch()
+    known = {Path(str(point).format(here=tmp_path)): kind for point, kind in mounts.items()}
+    told = unseen_file(in_image(mounts=known, scratch=Path("/scratch/slipway-7")), name)
+    assert told.startswith(says.format(here=tmp_path)) if says else told == ""
 
 
 def test_data_beside_the_working_directory_are_said_to_be_unmounted(

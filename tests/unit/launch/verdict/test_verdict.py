@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from participants import make_outcome
 
-from slipway.launch.verdict.block import ENDINGS, TERMINATION_BYTES, block, outcome_json, termination_message
-from slipway.launch.verdict.cause import Cause, CauseKind
+from slipway.launch.verdict.block import (
+    ENDINGS,
+    TERMINATION_BYTES,
+    block,
+    outcome_json,
+    termination_message,
+    what_to_do,
+)
+from slipway.launch.verdict.cause import Cause, CauseKind, said
 from slipway.launch.verdict.restarts import AttemptHistory
 from slipway.launch.verdict.verdict import CODES, Outcome, Verdict, apart, judge
 from slipway.protocol.outcomes import Word
@@ -102,6 +109,26 @@ def test_what_another_attempt_would_not_change_is_not_left_to_a_scheduler() -> N
     assert any(line.startswith("  restarts    none: it failed before its first step") for line in lines)
     assert lines[-1] == "  exit code   1 (no scheduler needs to retry it: the cause is still there)"
     assert "should retry" in block(judge(outcomes), AttemptHistory(why=Cause(CauseKind.NO_RESTARTS)))[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("train.py: error: unrecognized arguments: --leraning-rate 3", "correct the script's own arguments"),
+        ("train.py: error: the following arguments are required: --data", "correct the script's own arguments"),
+        ("Error: No such option: --lr Did you mean --lrs?", "correct the script's own arguments"),
+        ("ModuleNotFoundError: No module named 'einops'", "pip install einops"),
+    ],
+)
+def test_a_mistake_that_each_start_would_find_again_is_not_left_to_a_scheduler(text: str, advice: str) -> None:
+    verdict = judge(ended(("failed", {"rank": 0, "cause": said(text)})))
+    assert advice in what_to_do(verdict.first, lambda what: "pip install PACKAGE")
+    assert "no scheduler needs to retry it" in block(verdict)[-1]
+
+
+def test_a_message_that_only_begins_like_one_about_arguments_may_be_retried() -> None:
+    verdict = judge(ended(("failed", {"rank": 0, "cause": said("download: error: the server does not answer")})))
+    assert "should retry" in block(verdict)[-1]
 
 
 def test_the_block_shows_the_stacks_of_a_hang() -> None:
