@@ -65,6 +65,31 @@ def on_page_content(html: str, **_: Any) -> str:
     return CELL.sub(lambda cell: NAME.sub('<code class="name">', cell[0].replace("\\|", "|")), html)
 
 
+def on_nav(nav: Any, *, config: Any, **_: Any) -> Any:
+    """The pages in their order, kept for `on_post_build`."""
+    config.extra["nav"] = nav
+    return nav
+
+
+def on_post_build(*, config: Any) -> None:
+    """Write llms.txt (llmstxt.org), from which programs that read the site learn what each page is about."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for section in (item for item in config.extra["nav"] if item.is_section):
+        lines += ["", f"## {section.title}", ""]
+        lines += [f"- [{page.title}]({page.url}): {first_sentence(page.markdown)}" for page in section.children]
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def first_sentence(markdown: str) -> str:
+    """The first sentence of a page, without its links."""
+    for paragraph in markdown.split("\n\n"):
+        text = " ".join(re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", paragraph).split())
+        sentence = re.split(r"(?<=[.:])\s(?=[A-Z`])", text)[0]
+        if re.match(r"[A-Z]|`[^`]", sentence) and len(sentence) > 30 and "·" not in sentence:
+            return sentence
+    return ""
+
+
 def linked(page: Path) -> Iterator[str]:
     """The files and folders of the checkout that a page links to."""
     for link in LINK.finditer(page.read_text(encoding="utf-8")):

@@ -48,6 +48,14 @@ def test_it_builds_and_what_every_page_links_to_is_on_it(site: Path) -> None:
     assert dead == []
 
 
+def test_programs_find_every_page_with_what_it_is_about(site: Path) -> None:
+    lines = [line for line in (site / "llms.txt").read_text().splitlines() if line.startswith("- ")]
+    found = [re.fullmatch(r"- \[([^]]+)\]\(([^)]+)\): (.{20,300})", line) for line in lines]
+    assert all(found), lines
+    assert all((site / link[2] / "index.html").is_file() for link in found if link)
+    assert {link[2] for link in found if link} >= {"own-script/", "settings/", "programs/"}
+
+
 def test_tables_show_values_without_backslashes_and_names_that_are_not_broken(site: Path) -> None:
     cells = [
         cell for page in site.rglob("*.html") for cell in re.findall(r"<td[^>]*>.*?</td>", page.read_text(), re.DOTALL)

@@ -1,6 +1,7 @@
 """Debian's Prometheus reads what the launcher of a real job answers."""
 
 import json
+import re
 import signal
 import subprocess
 import urllib.parse
@@ -17,6 +18,25 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.needs("prometheus")
 Ask = Callable[[str], dict[tuple[str, ...], float]]
+
+
+DASHBOARD = Path(__file__).parents[2] / "monitoring/grafana.json"
+# What this job does not have: a store, a validation so soon, and for a moment replicas to compare.
+OF_SOME_JOBS = ("slipway_store_", "slipway_val_loss", "slipway_replica_", "slipway_wrong_")
+
+
+def queries_of_the_dashboard() -> list[str]:
+    """Each query of the panels, with values for Grafana's variables."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [query.replace("$instance", ".*").replace("$__rate_interval", "10s") for query in queries]
+
+
+def test_each_metric_of_the_dashboard_is_one_that_the_page_names() -> None:
+    page = (DASHBOARD.parents[1] / "docs/monitoring.md").read_text()
+    named = {name for query in queries_of_the_dashboard() for name in re.findall(r"slipway_[a-z_]+", query)}
+    assert len(named) > 12
+    assert {name for name in named if f"`{name}`" not in page} == set()
 
 
 @pytest.fixture
@@ -84,6 +104,9 @@ def test_prometheus_reads_a_job_under_way(
     assert wait_for("slipway_snapshot_step")[()] >= 1000
     wait_for("slipway_seconds > 0", ("training",))
     assert wait_for("slipway_restarts_total == 0") == {(): 0}
+    for query in queries_of_the_dashboard():
+        if not query.startswith(OF_SOME_JOBS):
+            wait_for(query)
     wait_for("up == 1")
     job.signal(signal.SIGINT)
     assert job.end() == 79
