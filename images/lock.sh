@@ -16,25 +16,20 @@ trap 'rm --recursive "$work"' EXIT
 
 sed --quiet 's/^\([a-z].*\) \\$/\1/p' locks/requirements.lock |
     grep --invert-match --extended-regexp '^(torch|torchvision|triton|nvidia-.*-cu12|cuda-[a-z]+|setuptools)==' >"$work/constraints"
-from=() overrides=()
+from=()
 case "${WHEELS:-}" in
     '') ;;
     http*) from=(--extra-index-url "$WHEELS" --index-strategy unsafe-best-match) ;;
     *) from=(--find-links "$WHEELS") ;;
 esac
-# A stand-in has one wheel, for x86-64, and lacks torchvision, for which the extra `train` asks.
-if [[ -n "$STAND_IN" ]]; then
-    echo "torchvision ; python_version < '3'" >"$work/overrides"
-    overrides=(--override "$work/overrides")
-fi
 
 resolve() { # resolve PROCESSOR
     .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-        --python-version "$PYTHON_VERSION" --python-platform "$1-unknown-linux-gnu" "${from[@]}" "${overrides[@]}" \
+        --python-version "$PYTHON_VERSION" --python-platform "$1-unknown-linux-gnu" "${from[@]}" \
         --constraint "$work/constraints" --extra train --extra store --extra "$variant" pyproject.toml --output-file "$work/$1" >/dev/null
 }
 resolve x86_64
-if [[ -z "$STAND_IN" ]]; then # one lock for both processors
+if [[ -z "$STAND_IN" ]]; then # which has one wheel, for x86-64: else one lock for both processors
     resolve aarch64
     diff "$work/x86_64" "$work/aarch64" >&2 || { echo "lock: x86-64 (<) and arm64 (>) need different packages, as above" >&2; exit 1; }
 fi

@@ -381,26 +381,33 @@ def what_has_another_one_in_it() -> None:
         schedule.scheduler.step()
 
 
+LONG = 20_000  # values of a tensor that is too large to be saved as an attribute
+
+
 class Contrast(nn.Module):
     """A model with a queue of what it computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = net()
-        self.register_buffer("queue", torch.zeros(4), persistent=False)
-        self.register_buffer("kept", torch.zeros(4))
-        self.register_buffer("still", torch.ones(4), persistent=False)
-        self.prior, self.ignored, self.last = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+        self.register_buffer("queue", torch.zeros(LONG), persistent=False)
+        self.register_buffer("bank", torch.zeros(LONG), persistent=False)
+        self.register_buffer("short", torch.zeros(4), persistent=False)  # which is saved
+        self.register_buffer("kept", torch.zeros(LONG))
+        self.register_buffer("still", torch.ones(LONG), persistent=False)
+        self.prior, self.ignored, self.last = torch.zeros(LONG), torch.zeros(LONG), torch.zeros(LONG)
+        self.behind = torch.zeros(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for each in (self.queue, self.kept, self.prior, self.ignored):
+        for each in (self.queue, self.kept, self.prior, self.ignored, self.short):
             each += 1
-        self.last = self.last + 1
+        self.behind.data.add_(1)  # which torch does not count
+        self.bank, self.last = self.bank + 1, self.last + 1
         result: torch.Tensor = self.inner(x)
         return result
 
 
-@names("model.queue", "model.prior")
+@names("model.queue", "model.prior", "model.bank", "model.behind")
 def tensors_of_a_model_that_are_in_no_state() -> None:
     model = Contrast()
     optimizer = SGD(model.parameters(), 0.1)

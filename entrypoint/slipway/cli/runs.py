@@ -185,6 +185,13 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
     RUN is a path or a name in the folder of runs. If you repeat the command after 5 seconds, the run ends at once.
     """
     if not run:  # elsewhere that is the newest
+        newest = None
+        with contextlib.suppress(LaunchError):  # there is none
+            newest = named_run("", runs)
+        if newest and read_status(newest).alive:
+            raise LaunchError(
+                f"RUN is missing. To stop the one that runs, type: slipway stop {shlex.quote(newest.name)}"
+            )
         raise LaunchError("RUN is missing. Name the run to stop; `slipway runs` lists them.")
     path = named_run(run, runs)
     found = read_status(path)

@@ -68,9 +68,11 @@ def conclude(verdict: Verdict, job: Job, run: Run | None, history: AttemptHistor
 
     def helps(outcome: Outcome) -> str:
         missing = re.search(r"No such file or directory: '([^']+)'", outcome.cause.text)
-        # Of another node's container nobody here knows what is mounted.
-        if missing and outcome.node_rank == node_rank and (told := unseen_file(job.host, missing[1])):
-            return told
+        # Of another node's disks and containers nobody here knows what they have.
+        if missing and outcome.node_rank == node_rank and not Path(missing[1]).exists():
+            looked = "" if missing[1].startswith("/") else f"it was looked for at {Path(missing[1]).absolute()}. "
+            if told := looked + unseen_file(job.host, missing[1]):
+                return told.removesuffix(". ")
         return name_store(what_to_do(outcome, lacks, known), store)
 
     run = run if writes else None
@@ -251,7 +253,10 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         named = job.environ.get(folders.get(place, ""), "")
         return named if named.startswith("/") else mounted_from(Path(place))
 
-    named = {mount_point(path, host.mounts) for path in _paths_in(job.plan.arguments)} - {None, Path("/")}
+    paths = [*_paths_in(job.plan.arguments)]
+    if not job.plan.workload.builtin:  # the program, and what it reads beside itself
+        paths += [Path.cwd(), *_paths_in(words_of(job.plan.workload))]
+    named = {mount_point(path, host.mounts) for path in paths} - {None, Path("/")}
     places = [place for place in folders if Path(place) in host.mounts]
     places += sorted({str(place) for place in named} - {*places})
     workdir = Path.cwd() if host.image else Path(WORKSPACE)

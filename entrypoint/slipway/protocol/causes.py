@@ -120,8 +120,9 @@ class Sign(StrEnum):
         "let this user write to the run directory again (ls -ld), and continue with --resume auto",
     )
     DISK_BROKEN = (
-        "disk-broken", rf"\[Errno ({errno.EROFS}|{errno.EIO})\]",
-        "look at this disk (mount, dmesg): it is read-only or broken; the job can continue elsewhere with --resume auto",
+        "disk-broken", rf"\[Errno ({errno.EROFS}|{errno.EIO})\]|Read-only file system",
+        "look at this disk (mount, dmesg): it is read-only, such as a folder mounted with :ro, or broken; the job can continue "
+        "elsewhere with --resume auto",
     )
     DISK_FULL = (
         "disk-full", rf"\[Errno ({'|'.join(map(str, sorted(DISK_ERRORS)))})\]|No space left on device",

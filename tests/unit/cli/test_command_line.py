@@ -20,8 +20,10 @@ from stand_ins import Slipway
 from slipway.cli import cli
 from slipway.cli.launching import RDZV, TORCHRUN
 from slipway.inspect import status
+from slipway.launch.attempt.stops import Stops
 from slipway.launch.resolve.plan import DEBUG
 from slipway.launch.resolve.settings import BY_NAME
+from slipway.launch.run_directory.run_lock import RunLock
 from slipway.options import WORKLOADS as KINDS
 from slipway.options.command import click_command
 from slipway.render.words import PLACES
@@ -324,6 +326,9 @@ def test_a_run_to_stop_whose_variable_is_not_set_is_not_the_newest(slipway: Slip
     for words in (["stop", ""], ["stop"]):
         answer = slipway(*words)
         assert (answer.code, answer.err) == (78, told)
+    (newest / "node-0").mkdir()
+    with Stops() as stops, RunLock(newest / "node-0/launcher.json", print, stops):
+        assert "To stop the one that runs, type: slipway stop gpt-1" in slipway("stop").err
 
 
 def test_a_container_without_a_volume_for_runs_is_told_what_to_mount(

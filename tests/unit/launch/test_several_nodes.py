@@ -241,6 +241,29 @@ def test_a_run_that_was_killed_beyond_the_steps_asked_for_is_not_called_finished
     assert "finished before" not in said
 
 
+@pytest.mark.parametrize(
+    ("file", "node", "says"),
+    [
+        ("data/x.txt", 0, "was looked for at {here}/data/x.txt"),
+        ("there", 0, ""),
+        ("data/x.txt", 1, ""),
+        ("/no/x", 0, ""),
+    ],
+)
+def test_a_file_that_a_script_did_not_find_is_shown_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, node: int, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").touch()
+    Path("run").mkdir()
+    text = f"FileNotFoundError: [Errno 2] No such file or directory: '{file}'"
+    lost = Outcome(node, "n0", "failed", 1.0, rank=0, cause=said(text))
+    conclude(judge([lost]), job_of(RANK="0"), Run(tmp_path / "run", "none", 1), AttemptHistory((Try(1, lost),)))
+    advice = RunDirectory(tmp_path / "run").outcome_json["first"]["advice"]
+    assert says.format(here=tmp_path) in advice
+    assert ("looked for" in advice) == bool(says)
+
+
 def test_the_advice_after_a_run_with_a_store_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sick = Outcome(0, "n0", "unhealthy", 1.0, rank=3)
     for environ, advice in (

@@ -247,8 +247,16 @@ def test_the_lock_has_the_torch_of_the_label_with_a_checksum(variant: str) -> No
 def test_the_lock_has_what_the_workloads_import(variant: str) -> None:
     settings, extras = read_settings(variant), PROJECT["optional-dependencies"]
     locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / settings["LOCK"]).read_text(), re.MULTILINE))
-    wanted = {re.split("[<>=]", line)[0] for line in (*PROJECT["dependencies"], *extras["train"], *extras["store"])}
+    listed = (*PROJECT["dependencies"], *extras["train"], *extras["store"], "torchvision")
+    wanted = {re.split("[<>=]", line)[0] for line in listed}
     assert wanted - locked == ({"torchvision"} if settings["STAND_IN"] else set())
+
+
+def test_packages_for_workloads_leave_the_users_pytorch_as_it_is() -> None:
+    """The newest torchvision asks for the newest torch, whose CUDA may be another one than the driver's."""
+    wanted = {re.split("[<>=]", line)[0] for line in PROJECT["optional-dependencies"]["train"]}
+    assert "torch" in wanted
+    assert "torchvision" not in wanted
 
 
 @pytest.mark.parametrize("variant", NAMES)

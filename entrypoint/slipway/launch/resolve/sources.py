@@ -71,8 +71,14 @@ class Sources(NamedTuple):
     @property
     def file_lines(self) -> tuple[str, ...]:
         """A line about what was read of the `.env` file, which somebody may have forgotten; none if nothing was."""
-        read = listed(sorted(self.env_file.keys() - {*COMPOSE}), 10)
+        counts = (name for name in self.env_file.keys() - {*COMPOSE} if self._counts(name))
+        read = listed(sorted(counts), 10)
         return (f"settings from {self.env_file_name}: {read}",) if read else ()
+
+    def _counts(self, name: str) -> bool:
+        """Whether nothing stands before what the `.env` file says of a name."""
+        setting = BY_NAME.get(name)
+        return not self.environ.get(name) and not (setting and self.option(setting))
 
     def option(self, setting: Setting) -> Claim | None:
         """The value on the command line."""
@@ -125,6 +131,8 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         if isinstance(error, ForeignValueError):
             raise LaunchError(f"{shown}: {error}.") from None
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
+        if setting.default and not claim.source.startswith("command line"):
+            type_this = f"Set for example {setting.name}={setting.default}"
         text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None
 
@@ -322,6 +330,10 @@ def meant(name: str) -> str:
     """The setting that a name which is none was probably meant to be; empty where none comes near."""
     if name in LONGER:
         return LONGER[name]
+    if (
+        name != name.upper() and name.upper() in NAMES
+    ):  # Compose's own names are in lower case, and docker keeps them so
+        return name.upper()
     if name.startswith(PREFIX):
         return _meant_behind_prefix(name.removeprefix(PREFIX))
     # The first letter is hardly ever mistyped, and every variable is compared at every start.

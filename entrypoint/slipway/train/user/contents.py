@@ -26,7 +26,7 @@ from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.repeated import Repeated
 from slipway.train.user.replaying import UserReplays
-from slipway.train.user.unrepeatable import Structure
+from slipway.train.user.unrepeatable import EarlyUse, Structure
 from slipway.train.user.values import from_bytes, pack_plain, to_bytes, unpack
 from slipway.train.worker.context import Context
 
@@ -54,6 +54,7 @@ class RunContents:
         self._position, self._pause, self._replays, self._warn = position, pause, replays, warn
         self.attributes = ModuleAttributes(objects)
         self._structure, self._repeated = Structure(objects), Repeated(objects, self.attributes)
+        self._early = EarlyUse(objects, warn)
         self._first: RandomStates = all_random_states(context.device)  # at the first start of the run
         # Of samples, where they are seeded.
         self.seed = int(context.share(torch.tensor(torch.initial_seed() % 2**62)))
@@ -150,9 +151,11 @@ class RunContents:
         """Begin an epoch, or resume within it."""
         self._repeated.begin(self.state)
         self._position.begin_epoch()
+        self._early.begin_epoch()
 
     def begin_batches(self) -> None:
         """At a call of `run.batches`: where the loop resumes in this one, undo what came before it in the epoch a second time."""
+        self._early.begin_data()
         if self._position.calls == self._position.reading.call:
             self._repeated.undo(self.state)
 

@@ -7,13 +7,14 @@ No `state_dict` has them, so they are saved beside the random generators of the 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.user.found import is_users
@@ -42,14 +43,21 @@ class DataAttributes:
     def state(self) -> dict[str, Any]:
         """Return those that are not as the script has built them."""
         changed = {key: value for key, value in stored(self.inner).items() if not same(value, self._built.get(key))}
-        return {"kind": self.kind, "name": self.name, "attributes": changed}
+        shared = [key for key in changed if key not in vars(self.inner)]  # of the class
+        return {"kind": self.kind, "name": self.name, "attributes": changed, "shared": shared}
 
     def load(self, state: dict[str, Any]) -> None:
         """Have these be so, and all others as the script has built them."""
         now, own, had = stored(self.inner), vars(self.inner), attributes(self.inner)
         for key, value in (self._built | state["attributes"]).items():
-            if not same(value, now.get(key)):
-                own[key] = put_back(had.get(key), from_bytes(value)["it"]) if isinstance(value, torch.Tensor) else value
+            if same(value, now.get(key)):
+                continue
+            found = decode(value, had.get(key))
+            if key in state.get("shared", ()) or (key not in own and key not in state["attributes"]):
+                kinds = type(self.inner).__mro__
+                setattr(next((kind for kind in kinds if key in vars(kind)), kinds[0]), key, found)
+            else:
+                own[key] = found
 
     def outgrown(self) -> Iterator[str]:
         """Yield once the names of those that are too long to be saved, and were changed where they are."""
@@ -70,6 +78,8 @@ def keeps_attributes(place: Any) -> bool:
     kind = type(place)
     if not isinstance(getattr(place, "__dict__", None), dict) or isinstance(place, type):
         return False
+    if kind is TensorDataset:  # whose labels a script may correct
+        return True
     if issubclass(kind, Sampler | Subset):
         return kind.__module__.partition(".")[0] != "slipway"
     return (issubclass(kind, Dataset | DataLoader) or hasattr(kind, "__iter__")) and is_of_user(kind)
@@ -98,10 +108,29 @@ def stored(place: Any) -> Stored:
             continue
         if type(value) in PLAIN:
             found[key] = value
-        elif room_after(value, LONGEST) >= 0:
-            with suppress(ConfigurationError):
-                found[key] = to_bytes({"it": value}, key)
+        elif (encoded := encode(value, key)) is not None:
+            found[key] = encoded
     return found
+
+
+def encode(value: Any, key: str) -> torch.Tensor | None:
+    """Return a short list, dictionary, tuple, deque or array as bytes; None for what is not saved."""
+    plain = list(value) if type(value) is deque else value
+    if room_after(plain, LONGEST) >= 0:
+        with suppress(ConfigurationError):
+            return to_bytes({"it": plain, "most": value.maxlen if type(value) is deque else 0}, key)
+    return None
+
+
+def decode(value: Any, had: Any) -> Any:
+    """Undo `encode`, in the lists, dictionaries and tensors of what there is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    found = from_bytes(value)
+    before = found["it"]
+    if type(before) is list and found.get("most", 0) != 0:
+        before = deque(before, found["most"])
+    return put_back(had, before)
 
 
 def attributes(place: Any) -> dict[str, Any]:
@@ -115,7 +144,9 @@ def room_after(value: Any, room: int) -> int:
     if type(value) in PLAIN or isinstance(value, np.generic):
         return room - 1
     if type(value) in (np.ndarray, torch.Tensor):
-        plain = isinstance(value, np.ndarray) or (value.is_cpu and value.layout is torch.strided)
+        plain = isinstance(value, np.ndarray) or (
+            value.is_cpu and value.layout is torch.strided and not value.requires_grad
+        )
         return room - 1 if plain and value.nbytes <= LARGEST else -1
     if type(value) not in (list, tuple, dict) or len(value) > room:
         return -1
@@ -128,7 +159,9 @@ def room_after(value: Any, room: int) -> int:
 
 def long_ones(place: Any) -> Iterator[tuple[str, tuple[Any, bytes]]]:
     """Yield the lists and arrays of a sampler or loader that are too long to be saved, each with what tells it from another."""
-    if isinstance(place, Dataset):  # which keeps the data themselves
+    if type(place) is TensorDataset and encode(place.tensors, "") is None:
+        yield "tensors", (place.tensors, repr([each._version for each in place.tensors]).encode())
+    if isinstance(place, Dataset):  # which keeps the data themselves, and may fill a cache
         return
     for key, value in attributes(place).items():
         has_length = type(value) is list or (type(value) in (np.ndarray, torch.Tensor) and value.ndim > 0)

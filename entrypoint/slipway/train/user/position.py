@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import counted
 from slipway.train.snapshots.state import set_random_states
@@ -293,10 +295,15 @@ class Position:
         for each in (own for own in drawing if isinstance(own, DataAttributes)):
             for name in each.outgrown():
                 kind = type(each.inner).__name__
+                instead = (
+                    f"Compute the order from the epoch's number instead: a method set_epoch(epoch) of {kind} is called before "
+                    "each epoch."
+                )
+                if isinstance(each.inner, Dataset):
+                    instead = "Keep it in a buffer of a model that is passed to slipway.resume."
                 self._warn(
                     f"warning: {kind}.{name} is changed while {kind} is read, and is too long to be saved: after a failure it "
-                    "starts from its beginning. Compute the order from the epoch's number instead: a method set_epoch(epoch) of "
-                    f"{kind} is called before each epoch."
+                    f"starts from its beginning. {instead}"
                 )
 
     def _warn(self, text: str) -> None:

@@ -472,6 +472,8 @@ class ResumableRun:
         if self._witness:
             self._witness.begin("epochs")
         try:
+            if position.epoch >= total:
+                position.restore_random()  # what follows the loop draws what it drew
             while position.epoch < total:
                 with self._told():
                     self._contents.begin_epoch()
@@ -490,6 +492,8 @@ class ResumableRun:
         if self._witness:
             self._witness.begin("steps")
         try:
+            if self._counts.iteration >= total:
+                self._position.restore_random()
             while self._counts.iteration < total:
                 self._position.restore_random()
                 self._position.note_resumed()

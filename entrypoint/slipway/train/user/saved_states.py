@@ -30,9 +30,7 @@ class SavedStates:
         self._kept: list[Any] = []  # states, so that no tensor gets the place in memory of another one
         self._places: set[int] = set()  # in memory, of tensors
         self._copies: set[Hashable] = set()  # what tensors contain, of objects whose states may be copies
-        self._within: list[
-            tuple[set[int], list[Mapping[Any, Any]]]
-        ] = []  # what an object leads to, mappings in its state
+        self._within: list[tuple[set[int], Any]] = []  # what an object leads to, and its state
         for name, parts in objects.named.items():
             for part, each in parts.items():
                 self.add(each, path(name, part))
@@ -46,20 +44,22 @@ class SavedStates:
         if not isinstance(value, TORCHS):
             self._copies |= {(tensor.shape, bits_of(tensor)) for tensor in tensors}
         if not isinstance(value, nn.Module):
-            self._within.append(({*walk([Variable(value, name, str)])}, [*mappings_in(state)]))
+            self._within.append(({*walk([Variable(value, name, str)])}, state))
 
     def has(self, value: Any) -> bool:
         """Whether the state of an object that was not passed is saved all the same, as part of another one's."""
         if isinstance(value, GENERATORS):
-            return False
+            forms = {*map(mark_of_state, forms_of(value))}
+            states = [part for within, state in self._within if id(value) in within for part in parts_in(state)]
+            return any(mark_of_state(each) in forms for each in states)
         if isinstance(value, nn.Module):
             return all(map(self.has_tensor, (*value.parameters(), *value.buffers())))
         state = value.state_dict()
         if isinstance(value, torch.optim.Optimizer):  # without tensors it has what the script gave it
             return all(map(self.has_tensor, tensors_in(state)))
         mark = mark_of_state(state)
-        mappings = [each for within, found in self._within if id(value) in within for each in found]
-        return any(mark == mark_of_state(each) for each in mappings)
+        states = [part for within, found in self._within if id(value) in within for part in parts_in(found)]
+        return any(mark == mark_of_state(each) for each in states if isinstance(each, Mapping))
 
     def has_tensor(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a part of a saved state."""
@@ -77,13 +77,27 @@ def tensors_in(state: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def mappings_in(state: Any) -> Iterator[Mapping[Any, Any]]:
-    """Yield a state and the mappings in it, where it is one."""
-    if isinstance(state, Mapping):
+def parts_in(state: Any) -> Iterator[Any]:
+    """Yield a state and all that is in it, but numbers and texts."""
+    if isinstance(state, torch.Tensor | np.ndarray):
         yield state
-    if isinstance(state, Mapping | list | tuple):
+    elif isinstance(state, Mapping | list | tuple):
+        yield state
         for each in state.values() if isinstance(state, Mapping) else state:
-            yield from mappings_in(each)
+            yield from parts_in(each)
+
+
+def forms_of(generator: Any) -> Iterator[Any]:
+    """Yield what a random generator returns as its state, in every form that it has."""
+    if isinstance(generator, torch.Generator):
+        yield generator.get_state()
+    elif isinstance(generator, random.Random):
+        yield generator.getstate()
+    elif isinstance(generator, np.random.Generator):
+        yield generator.bit_generator.state
+    else:
+        yield generator.get_state()
+        yield generator.get_state(legacy=False)
 
 
 def mark_of(value: Any) -> Hashable:

@@ -283,10 +283,9 @@ class Indexed:
 
     def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource."""
-        self._skipping.arrange(epoch, samples, batches)
         # Persistent workers draw their seed once, in the process that started them; later epochs draw the order alone.
         persistent = self._inner.persistent_workers and self._inner._iterator is None
-        self._skipping.restart, self._skipping.then = again if persistent else None, then
+        self._skipping.arrange(epoch, samples, batches, again if persistent else None, then)
         iterator = begin_pass(self._loader)
         # Without workers the sampler would begin with the first batch, in the midst of what that draws.
         if not self._skipping.begin():  # a generator, which begins as late
@@ -321,14 +320,15 @@ class Skipping:
         """`inner` is the loader's own."""
         self.inner = inner
         self.seed: int | None = None
-        self.restart: Draw = None  # called before the first index is drawn
-        self.then: Draw = None  # called before the first index that is not skipped
-        self._epoch = self._samples = self._batches = 0
         self._under_way: SkippingIterator | None = None
+        self.arrange(0, 0, 0)
 
-    def arrange(self, epoch: int, samples: int, batches: int) -> None:
-        """Let the next pass, of this epoch, begin after so many `samples`, which only plain batches can, and `batches`."""
+    def arrange(self, epoch: int, samples: int, batches: int, restart: Draw = None, then: Draw = None) -> None:
+        """Let the next pass, of this epoch, begin after so many `samples`, which only plain batches can, and `batches`. `restart`
+        is called before the first index is drawn, `then` before the first that is not skipped.
+        """
         self._epoch, self._samples, self._batches = epoch, samples, batches
+        self._restart, self._then = restart, then
         self._under_way = None
 
     def begin(self) -> bool:
@@ -341,7 +341,7 @@ class Skipping:
         """Begin a pass, by the DataLoader. Like a sampler of torch's it draws no random number before the first index."""
         epoch, samples, batches = self._epoch, self._samples, self._batches  # DataLoader calls this twice with workers
         seeds = None if self.seed is None else seeds_of(self.seed, epoch, samples, *places_of(self.inner))
-        self._under_way = SkippingIterator(self.inner, samples, batches, seeds, self.restart, self.then)
+        self._under_way = SkippingIterator(self.inner, samples, batches, seeds, self._restart, self._then)
         return self._under_way
 
     def __len__(self) -> int:

@@ -1,14 +1,17 @@
-"""Numbers that decide about steps, and that no snapshot has: those of a schedule of the script's own, without `state_dict`, and
-those of a hook that compresses what DistributedDataParallel exchanges.
+"""Numbers that decide about steps, and that no snapshot has: those of a schedule of the script's own, without `state_dict`, of a
+loss module, and of a hook that compresses what DistributedDataParallel exchanges.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 from torch.utils.data import DataLoader
 
 from slipway.train.user.found import FoundObject, found_at, has_state, own_attributes, places_of_variables
@@ -32,10 +35,15 @@ class StepNumbers:
         places = places_of_variables()
         optimizers = {id(each) for each in self._objects.of_kind(torch.optim.Optimizer)}
         schedules = [place.value for place in places.values() if is_schedule(place.value, optimizers)]
-        known = {id(each) for each in (*self._objects.all, *self._ignored)}
+        losses = [place.value for place in places.values() if is_loss(place.value)]
+        models = [each for each in (*self._objects.all, *self._ignored) if isinstance(each, nn.Module)]
+        known = {
+            id(each)
+            for each in (*self._objects.all, *self._ignored, *(part for each in models for part in each.modules()))
+        }
         self._noted = [
             (found_at(each, places.get(id(each))), numbers_of(each))
-            for each in (*schedules, *states_of_hooks())
+            for each in (*schedules, *losses, *states_of_hooks())
             if id(each) not in known
         ]
 
@@ -63,6 +71,15 @@ def is_schedule(value: object, optimizers: Collection[int]) -> bool:
     return any(id(each) in optimizers for each in attributes) and not any(
         issubclass(type(each), nn.Module | DataLoader) for each in attributes
     )
+
+
+def is_loss(value: Any) -> bool:
+    """Whether it is a module without tensors that is one of torch's losses, or is called by that name."""
+    kind = type(value)
+    if not issubclass(kind, nn.Module) or not has_state(kind):
+        return False
+    named = issubclass(kind, _Loss) or re.search(r"(?i)loss|criterion", kind.__name__)
+    return bool(named) and not any(True for _ in chain(value.parameters(), value.buffers()))
 
 
 def states_of_hooks() -> Iterator[Any]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dis
 import gc
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,10 +18,12 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from slipway.train.user.found import is_users, live_objects
 from slipway.train.user.names import state_of_model, without_wrappers
 from slipway.train.user.objects import Objects, shapes
 from slipway.train.user.sources import parts_of
 
+EARLY = 2  # epochs that use a model early until that is named
 SHOWN = 3  # names in a line
 COUNTERS: tuple[type, ...] = (enumerate, zip, islice)
 DEEPEST = 3  # iterators around one another, such as enumerate(tqdm(run.batches(loader)))
@@ -55,6 +60,70 @@ class Modes:
                     f"warning: {name} has a step in eval mode, and had others in training mode. A restart begins in the mode "
                     f"that the script sets. Call {name}.train() after each validation."
                 )
+
+
+class EarlyUse:
+    """Whether epochs use a passed model before they read their data: to choose hard examples, to label others, to play. A resume
+    within the epoch does that again, with later weights.
+    """
+
+    def __init__(self, objects: Objects, warn: Callable[[str], object]) -> None:
+        """`warn` gets a line in the second epoch that does; a single one may be the validation before a training."""
+        models, compiled = objects.named_of_kind(nn.Module), set[int]()
+        if "torch._dynamo" in sys.modules:  # a hook would have such a model compiled once more
+            outer = live_objects(lambda kind: kind.__name__ == "OptimizedModule")
+            compiled = {id(without_wrappers(each)) for each in outer}
+        self._models = {name: each for name, each in models.items() if id(each) not in compiled}
+        self._warn, self._left = warn, EARLY
+        self._hooks: list[Any] = []
+        self._used = ""
+
+    def begin_epoch(self) -> None:
+        """Note that the code of an epoch begins."""
+        if self._left and not self._hooks:
+            self._hooks = [
+                module.register_forward_pre_hook(UseHook(partial(self._note_use, name)))
+                for name, each in self._models.items()
+                for module in each.modules()
+            ]
+
+    def begin_data(self) -> None:
+        """Note that it reads its data."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, used, self._used = [], self._used, ""
+        self._left -= bool(used) if self._left else 0
+        if used and not self._left:
+            self._warn(
+                f"note: each epoch uses {used} before its data are read: after a resume within an epoch it does so again, with "
+                "the weights of then. Keep in run.state what comes of it, or make that at the end of the epoch before."
+            )
+
+    def _note_use(self, name: str) -> None:
+        frames = (frame for frame in outwards(sys._getframe()) if is_users(frame.f_globals))
+        if self._hooks and not self._used and (frame := next(frames, None)):
+            self._used = f"{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+class UseHook:
+    """A hook of a module that is called with it, and when the module is copied. Pickled with a module, it does nothing."""
+
+    def __init__(self, note: Callable[[], object] = lambda: None) -> None:
+        """`note` is called."""
+        self._note = note
+
+    def __call__(self, *_: Any) -> None:
+        """Before a forward."""
+        self._note()
+
+    def __deepcopy__(self, memo: Any) -> UseHook:
+        """Of a module that is copied."""
+        self._note()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of one that is pickled."""
+        return UseHook, ()
 
 
 class Structure:

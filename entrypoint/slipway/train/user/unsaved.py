@@ -31,6 +31,7 @@ from slipway.train.user.found import (
     tensors_of,
     walk,
 )
+from slipway.train.user.module_attributes import tensors_at, version_of
 from slipway.train.user.names import without_wrappers
 from slipway.train.user.objects import NAME, Objects
 from slipway.train.user.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
@@ -74,7 +75,7 @@ class Unsaved:
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._read: WeakSet[DataLoader[Any]] = WeakSet()
         self._watched: dict[int, Bystander] = {}
-        self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable]] = {}
+        self._stateless: dict[str, tuple[weakref.ref[torch.Tensor], Hashable, int | None]] = {}
         self._weight_copies = WeightCopies(objects, self._ignored)
         self._step_numbers = StepNumbers(objects, self._ignored)
         self._told: WeakSet[torch.optim.Optimizer] = WeakSet()  # of parameters that are nowhere else
@@ -97,7 +98,8 @@ class Unsaved:
         self._weight_copies.note()
         self._step_numbers.note()
         self._stateless = {
-            name: (weakref.ref(each), (each.shape, bits_of(each))) for name, each in stateless(self._objects)
+            name: (weakref.ref(each), (each.shape, bits_of(each)), version_of(each))
+            for name, each, _ in stateless(self._objects)
         }
         if self._context.place.rank == 0:  # DistributedDataParallel gives rank 0's weights to the others
             self._late = [Weights(self._objects, self._ignored, told), Seeding(self._context.warn)]
@@ -181,10 +183,12 @@ class Unsaved:
         self._look_for_parameters(saved)
         self._look_into_modules(saved)
         for owner, name in self._step_numbers.changed():
+            remedy = "Pass an object with state_dict() and load_state_dict() that has its numbers"
+            if isinstance(owner.ref(), nn.Module):
+                remedy = f"Pass it: {self._keyword(owner)}={owner.name or '…'}"
             self._warn(
                 f"{owner} changes with the training ({name}), and is not saved: after a failure it starts from its beginning. "
-                "Pass an object with state_dict() and load_state_dict() that has its numbers; or say that this is right: "
-                f"ignore=({owner.name or '…'},)."
+                f"{remedy}; or say that this is right: ignore=({owner.name or '…'},)."
             )
         for place in self._weight_copies.lost(saved) if searches else ():
             where = f" ({found})" if (found := place.where()) else ""
@@ -234,16 +238,23 @@ class Unsaved:
                 )
 
     def _look_into_modules(self, saved: SavedStates) -> None:
-        """Name tensors of the passed models that change, and that no `state_dict` has. What is only replaced may be a result."""
-        for name, tensor in stateless(self._objects):
-            ref, before = self._stateless.get(name, (lambda: None, None))
-            shape, bits = tensor.shape, bits_of(tensor)
-            changed = before is not None and (shape, bits) != before and ref() is tensor
+        """Name tensors of the passed models that change, and that no snapshot has. An attribute that is only replaced may be a
+        result. A short one is saved (see ModuleAttributes), unless it was changed behind torch's back, through `.data`.
+        """
+        for name, tensor, owner in stateless(self._objects):
+            ref, before, version = self._stateless.get(name, (lambda: None, None, None))
+            if before is None or (tensor.shape, bits_of(tensor)) == before:
+                continue
+            key, replaced = name.rpartition(".")[2], ref() is not tensor
+            kept = any(tensor is each for _, each in tensors_at("", owner)) and (
+                replaced or version_of(tensor) != version
+            )
+            changed = not kept and (not replaced or key in owner._buffers)
             if changed and not saved.has_tensor(tensor) and not any(each is tensor for each in self._ignored):
                 del self._stateless[name]
                 self._warn(
                     f"{name} changes with the training, and is not in the model's state_dict: after a failure it starts from "
-                    f"its beginning. Make it a buffer that is saved: register_buffer({name.rpartition('.')[2]!r}, …); or say "
+                    f"its beginning. Make it a buffer that is saved: register_buffer({key!r}, …); or say "
                     f"that this is right: ignore=({name},)."
                 )
 
@@ -317,14 +328,14 @@ class Unsaved:
             each.close()
 
 
-def stateless(objects: Objects) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that modules of the passed models have as attributes, or as buffers that are not saved."""
+def stateless(objects: Objects) -> Iterator[tuple[str, torch.Tensor, nn.Module]]:
+    """Yield the tensors that modules of the passed models have as attributes or as buffers that are not saved, and the module."""
     for name, model in objects.named_of_kind(nn.Module).items():
         for path, module in without_wrappers(model).named_modules(prefix=name):
             unsaved = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
             for key, value in {**vars(module), **unsaved}.items():
                 if isinstance(value, torch.Tensor) and has_state(type(module)):
-                    yield f"{path}.{key}", value
+                    yield f"{path}.{key}", value, module
 
 
 def attribute_of(outer: object, inner: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
@@ -270,6 +270,11 @@ def put_back(now: Any, before: Any) -> Any:
         now.update(values)
     elif isinstance(now, list):
         now[:] = [put_back(one, other) for one, other in zip_longest(now[: len(before)], before)]
+    elif isinstance(now, tuple) and len(now) == len(before):
+        return tuple([put_back(one, other) for one, other in zip(now, before, strict=True)])
+    elif isinstance(now, deque):
+        now.clear()
+        now.extend(before)
     elif isinstance(now, np.ndarray | torch.Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype):
         now[...] = before
     else:

@@ -223,6 +223,7 @@ def test_a_file_that_another_user_may_have_put_there_is_refused_unless_somebody_
         ("SLIPWAY_RUNS=elsewhere", "status", "runs of elsewhere, from .env (SLIPWAY_RUNS)"),
         ("SLIPWAY_RUNS=elsewhere", "logs", "runs of elsewhere, from .env (SLIPWAY_RUNS)"),
         ("WORLD_SIZE=2", "status", ""),
+        ("SLIPWAY_GRACE_SECONDS=2", "check --local --json --grace-seconds 3", ""),  # what counts is the option
         ("NCCL_DEBUG=INFO", "check --local --json", "settings from .env: NCCL_DEBUG"),
     ],
 )
@@ -324,7 +325,8 @@ def test_a_mistyped_name_is_told_once(slipway: Slipway) -> None:
 def test_plan_names_the_lines_that_do_not_count(slipway: Slipway) -> None:
     Path(".env").write_text("RANK=3\nHF_TOKEN='abc'\nworld_size=2\nRANK=0\n")
     answer = slipway("plan", "linear")
-    assert ".env: ignored, because they are no settings of Slipway: HF_TOKEN, world_size." in answer.out
+    assert ".env: ignored, because they are no settings of Slipway: HF_TOKEN." in answer.out
+    assert "world_size (from .env) is not a setting of Slipway. Did you mean WORLD_SIZE?" in answer.out
     assert ".env: RANK stands there 2 times, and the last line counts" in answer.out
     assert "abc" not in answer.out
     Path(".env").write_text("RANK=0\n")

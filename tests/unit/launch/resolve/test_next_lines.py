@@ -301,6 +301,16 @@ def test_a_container_mounts_what_the_arguments_name_and_starts_in_the_same_folde
     assert as_typed("slipway report /checkpoints/a", here).count(" -v ") == 1
 
 
+def test_a_container_of_a_script_mounts_the_folder_that_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/workspace")
+    monkeypatch.setattr(closing, "mounted_from", lambda place: f"/home/me{place}")
+    mounts = {Path(place): "ext4" for place in ("/", "/checkpoints", "/workspace", "/mnt/other")}
+    host = make_host()._replace(image="0.1.0", runtime="docker", mounts=mounts)
+    plan, sources = plan_for(("-m", "json.tool")), make_sources({"SLIPWAY_RUNS": "/checkpoints"})
+    here = find_here(Job(plan, sources, make_devices(), {}, None, host), False)
+    assert here.others == (("/home/me/workspace", "/workspace"),)
+
+
 @pytest.mark.parametrize(
     ("runtime", "mounts", "volume", "said"),
     [

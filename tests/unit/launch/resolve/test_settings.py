@@ -143,11 +143,14 @@ def test_values_are_read_or_refused(name: str, text: str, value: object) -> None
     assert f"{name}={text} (from the environment)" in str(caught.value)
     nodes = name == "WORLD_SIZE" and {"+", ":"} & {*text}
     says = (
-        r"such as 2\+1|leave them out|are allowed|Type --nnodes \d+:\d+\.|nnodes 1"
+        r"such as 2\+1|leave them out|are allowed|Type --nnodes \d+:\d+\.|WORLD_SIZE=1"
         if nodes
-        else f"Type for example {setting.option} {setting.default}"
+        else f"Set for example {name}={setting.default}"
     )
     assert re.search(says, str(caught.value))
+    if "Set for example" in says:  # as it was given
+        with pytest.raises(LaunchError, match=f"Type for example {setting.option} {setting.default}"):
+            parse_claim(setting, Claim(text, f"command line ({setting.option})"))
 
 
 @pytest.mark.parametrize(
