@@ -89,7 +89,17 @@ fetch_torch() {
     awk '/^[a-z]/ { wanted = /^torch(vision)?==/ } wanted' "$LOCK" >build/torch.lock
     say "fetching torch $TORCH"
     env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-        --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" >&2 || {
+        --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" \
+        >build/torch.log 2>&1 || {
+        # pip then looks elsewhere, and names conflicting dependencies.
+        local unreachable='NewConnectionError|Failed to establish|ConnectTimeout|Name or service not known|Temporary failure in name'
+        if [[ "${WHEELS:-}" == http* ]] && grep --quiet --extended-regexp "$unreachable" build/torch.log; then
+            say "torch $TORCH cannot be fetched: $WHEELS cannot be reached from this machine (build/torch.log). On one that can, type:" \
+                "pip download --no-deps --python-version $PYTHON_VERSION --only-binary :all: --index-url $WHEELS torch==$TORCH --dest wheels;" \
+                "then copy the folder to this one, and type: make image VARIANT=$variant WHEELS=/path/to/wheels"
+            exit 78
+        fi
+        cat build/torch.log >&2
         say "torch $TORCH cannot be fetched, for the reason above. The usual package index does not have it: name an index or a folder that" \
             "does, such as one with the downloaded files: make image VARIANT=$variant WHEELS=https://download.pytorch.org/whl/cpu" \
             "or WHEELS=/path/to/folder"

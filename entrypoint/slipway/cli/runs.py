@@ -72,11 +72,12 @@ def mention(lines: Iterable[str]) -> None:
 
 
 def warn_if_fleeting(path: Path) -> None:
-    """Say if what was written to a path is lost with this container."""
+    """Say if what was written to a path is lost with this container, or else where it is outside of it."""
     from slipway.check.examination import look_at_host
-    from slipway.launch.resolve.container_checks import fleeting_file
+    from slipway.launch.resolve.container_checks import fleeting_file, seen_outside
 
-    mention(filter(None, [fleeting_file(look_at_host(os.environ)[0], path)]))
+    host = look_at_host(os.environ)[0]
+    mention(filter(None, [fleeting_file(host, path) or seen_outside(host, path)]))
 
 
 @told_if_unreadable("Run this command as its owner.")

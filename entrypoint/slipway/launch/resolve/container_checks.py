@@ -77,6 +77,15 @@ def fleeting_file(host: Host, path: Path) -> str:
     return f"warning: {path} is in this container alone, and is lost with it. To keep it, {add}."
 
 
+def seen_outside(host: Host, path: Path) -> str:
+    """Where a file that a user named is outside of the container; empty where that is not known, or is the same place."""
+    absolute = path.absolute()
+    point = mount_point(absolute, host.mounts)
+    source = mounted_from(point) if host.image and point and point != Path("/") else ""
+    place = Path(source) / absolute.relative_to(point) if point and source.startswith("/") else absolute
+    return f"outside of this container that is {place}" if place != absolute else ""
+
+
 def require_writable(host: Host, folder: Path) -> None:
     """Raise LaunchError where the image's results cannot be written to `folder`, with the flag to add or to leave out."""
     if host.image is None or can_write(folder):

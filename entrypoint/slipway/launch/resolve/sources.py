@@ -131,8 +131,8 @@ def parse_claim(setting: Setting, claim: Claim) -> object:
         if isinstance(error, ForeignValueError):
             raise LaunchError(f"{shown}: {error}.") from None
         type_this = f"Type for example {setting.option} {setting.default}" if setting.default and setting.option else ""
-        if setting.default and not claim.source.startswith("command line"):
-            type_this = f"Set for example {setting.name}={setting.default}"
+        if setting.default and (variable := re.fullmatch(r"environment \((\w+)\)", claim.source)):
+            type_this = f"Set for example {variable[1]}={setting.default}"
         text = f"{shown}: {error}.{did_you_mean(claim.value.lower(), setting.words)} {type_this}"
         raise LaunchError(text.rstrip()) from None
 
@@ -165,22 +165,25 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str], only: Collec
     slips = (*no_file, *misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
     ignored = tuple(_ignored_lines(path, others, known, named=named)) if env_file or others else ()
     sources = Sources(given, environ, env_file, path.name, defaults, slips=slips, ignored=ignored)
-    for setting in SETTINGS:
-        if setting.name not in TOPOLOGICAL and (
-            not only or setting.name in only
-        ):  # those are checked once the schedulers had their say
+    settings = [setting for setting in SETTINGS if not only or setting.name in only]
+    claims = {setting.name: sources.claim(setting.name) for setting in settings}
+    if not only:
+        claims |= {
+            name: Claim(environ[name], f"environment ({name})") for name in environ if name.startswith(LIBRARIES)
+        }
+    if kept := list(_kept_by_docker(claims)):
+        raise LaunchError(" ".join(kept))
+    for setting in settings:
+        if setting.name not in TOPOLOGICAL:  # those are checked once the schedulers had their say
             sources.parsed(setting.name)
-            _refuse_kept(setting.name, sources.claim(setting.name))
-    for name in environ:
-        if name.startswith(LIBRARIES) and not only:
-            _refuse_kept(name, Claim(environ[name], f"environment ({name})"))
     return sources
 
 
-def _refuse_kept(name: str, claim: Claim) -> None:
-    """Raise LaunchError for quotes, a comment or a $ that docker's --env-file made a part of a value."""
-    if claim.source.startswith("environment") and (why := explain_given(name, claim.value)):
-        raise LaunchError(f"{claim._replace(value=redact(name, claim.value)).about(name)}: {why}.")
+def _kept_by_docker(claims: Mapping[str, Claim]) -> Iterator[str]:
+    """A sentence about each value that has quotes, a comment or a $ as a part of it, since docker's --env-file keeps them."""
+    for name, claim in claims.items():
+        if claim.source.startswith("environment") and (why := explain_given(name, claim.value)):
+            yield f"{claim._replace(value=redact(name, claim.value)).about(name)}: {why}."
 
 
 # What is read of a `.env` file beside the settings: variables of torch and its libraries, passed to the workers, and what

@@ -17,6 +17,7 @@ from slipway.launch.resolve.container_checks import (
     fleeting_results,
     other_image,
     require_writable,
+    seen_outside,
     unmounted,
     unseen,
     unseen_file,
@@ -327,6 +328,27 @@ def test_a_scripts_arguments_that_the_container_does_not_see_are_named(
     assert len(said) == bool(says), said
     if says:
         assert says.format(here=here, above=tmp_path) in said[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "says"),
+    [
+        (
+            "/home/me/runs",
+            "/checkpoints/a/report.html",
+            "outside of this container that is /home/me/runs/a/report.html",
+        ),
+        ("/checkpoints", "/checkpoints/a/report.html", ""),  # as pyxis often mounts
+        ("a-volume", "/checkpoints/a/report.html", ""),
+        ("/home/me/runs", "/tmp/report.html", ""),
+    ],
+)
+def test_what_was_written_is_shown_as_the_machine_sees_it(
+    monkeypatch: pytest.MonkeyPatch, source: str, file: str, says: str
+) -> None:
+    monkeypatch.setattr(container_checks, "mounted_from", lambda point: source)
+    assert seen_outside(in_image(mounts={ROOT: "overlay", CHECKPOINTS: "ext4"}), Path(file)) == says
+    assert seen_outside(in_image(mounts={CHECKPOINTS: "ext4"}, image=None), Path(file)) == ""
 
 
 @pytest.mark.parametrize(

@@ -331,3 +331,10 @@ def test_plan_names_the_lines_that_do_not_count(slipway: Slipway) -> None:
     assert "abc" not in answer.out
     Path(".env").write_text("RANK=0\n")
     assert ".env: " not in slipway("plan", "linear").out.replace("from .env: RANK", "")
+
+
+def test_all_values_that_docker_kept_quotes_and_comments_in_are_named_at_once(slipway: Slipway) -> None:
+    answer = slipway("plan", "linear", WORLD_SIZE='"2"', MASTER_ADDR="node0 # the first", NCCL_DEBUG="'INFO'")
+    assert answer.code == CONFIGURATION
+    for line in ("Write WORLD_SIZE=2.", "Write MASTER_ADDR=node0.", "Write NCCL_DEBUG=INFO."):
+        assert line in " ".join(answer.err.split())
