@@ -91,10 +91,14 @@ fetch_torch() {
     env "${settings[@]}" "$python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
         --only-binary :all: --python-version "$PYTHON_VERSION" "${from[@]}" --requirement build/torch.lock --dest "$wheels" \
         >build/torch.log 2>&1 || {
-        # pip then looks elsewhere, and names conflicting dependencies.
-        local unreachable='NewConnectionError|Failed to establish|ConnectTimeout|Name or service not known|Temporary failure in name'
-        if [[ "${WHEELS:-}" == http* ]] && grep --quiet --extended-regexp "$unreachable" build/torch.log; then
-            say "torch $TORCH cannot be fetched: $WHEELS cannot be reached from this machine (build/torch.log). On one that can, type:" \
+        # pip says nothing of an index that does not answer, and names conflicting dependencies.
+        local why=""
+        if [[ "${WHEELS:-}" == http* ]]; then
+            why=$("$python" -c 'import sys, urllib.request as web; web.urlopen(sys.argv[1], timeout=20)' "$WHEELS" 2>&1 |
+                grep --only-matching --perl-regexp '(?<=URLError: ).*|TimeoutError.*' || true)
+        fi
+        if [[ -n "$why" ]]; then
+            say "torch $TORCH cannot be fetched: $WHEELS cannot be reached from this machine: $why. On one that can reach it, type:" \
                 "pip download --no-deps --python-version $PYTHON_VERSION --only-binary :all: --index-url $WHEELS torch==$TORCH --dest wheels;" \
                 "then copy the folder to this one, and type: make image VARIANT=$variant WHEELS=/path/to/wheels"
             exit 78

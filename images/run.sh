@@ -24,13 +24,14 @@ if ! why=$(timeout 20 docker version 2>&1); then
     fi
     in_checkout "no Docker Engine answers, so this trains in .venv (make engine installs one on Debian)" "$@"
 fi
-if [[ -n "$CAPABILITY" && -z "${VARIANT:-}${IMAGE:-}" ]] && ! has_gpus; then
+# Before 7 GB are fetched for a machine without a GPU.
+if [[ -n "$CAPABILITY" && -z "${VARIANT:-}${IMAGE:-}" ]] && ! has_gpus && ! docker image inspect "$image" >/dev/null 2>&1; then
     if docker image inspect slipway:dev-cpu >/dev/null 2>&1; then
         say "no GPU here, so this trains in slipway:dev-cpu; in the image with CUDA: make run VARIANT=cuda12"
         VARIANT=cpu exec images/run.sh "$@"
     fi
-    docker image inspect "$image" >/dev/null 2>&1 || say "no GPU here, and the image with CUDA takes 7 GB. Without CUDA it takes 1 GB: \
-make run VARIANT=cpu WHEELS=https://download.pytorch.org/whl/cpu"
+    say "no GPU here, and the image with CUDA takes 7 GB. Without CUDA it takes 1 GB: make run VARIANT=cpu \
+WHEELS=https://download.pytorch.org/whl/cpu"
 fi
 options=()
 if [[ -n "$CAPABILITY" ]] && has_gpus; then # an image without CUDA trains on the CPU

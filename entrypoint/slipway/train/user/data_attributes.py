@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from slipway.train.user.values import PLAIN, from_bytes, put_back, to_bytes
 LONGEST = 2**12  # values of a list that is saved: each snapshot has it for each rank
 LARGEST = 2**16  # bytes of an array
 LEADING = 2**10  # values of a longer one that are compared
+OF_USERS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # for each class, since snapshots ask it of every module
 Stored = dict[str, Any]  # by attribute: a plain value, or what `to_bytes` made of another
 
 
@@ -87,7 +89,9 @@ def keeps_attributes(place: Any) -> bool:
 
 def is_of_user(kind: type) -> bool:
     """Whether a class is of a module of the user's."""
-    return is_users(vars(sys.modules.get(kind.__module__, sys)))
+    if kind not in OF_USERS:
+        OF_USERS[kind] = is_users(vars(sys.modules.get(kind.__module__, sys)))
+    return OF_USERS[kind]
 
 
 def attributes_of(places: Iterable[Any], known: Sequence[DataAttributes]) -> list[DataAttributes]:

@@ -7,26 +7,29 @@ It would be as the script builds it. What is too large for this is named (see Un
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from slipway.protocol.mistake import ConfigurationError
-from slipway.train.user.data_attributes import LARGEST, decode, encode, is_of_user, same
+from slipway.train.user.data_attributes import LARGEST, LONGEST, decode, encode, is_of_user, room_after, same
 from slipway.train.user.names import inside_of, without_wrappers
 from slipway.train.user.objects import GeneratorState, Objects
 from slipway.train.user.values import PLAIN, from_bytes, put_back, to_bytes
 
 MODE = "training"  # each epoch sets it
 FROZEN = "requires_grad"
+CONTAINERS = (list, tuple, dict, deque, np.ndarray)
 OF_OPTIMIZER = ("state", "param_groups", "defaults")  # which its state_dict has
 Values = dict[str, Any]  # by the path of the attribute: a plain value, or bytes
-Place = nn.Module | Any
+Place = Any  # a module, or another object
 
 
 class ModuleAttributes:
@@ -42,35 +45,24 @@ class ModuleAttributes:
             for name, each in objects.named_of_kind(object).items()
             if not isinstance(each, nn.Module | GeneratorState) and is_of_user(type(each)) and hasattr(each, "__dict__")
         }
+        places = [*self._places()]
         self._tensors = {
-            path: (weakref.ref(value), version_of(value))
-            for path, place in self._places()
-            for path, value in tensors_at(path, place)
+            key: (weakref.ref(value), version_of(value))
+            for path, place in places
+            for key, value in tensors_at(path, place)
         }
-        self._built = self._values()
-
-    def _values(self) -> Values:
-        """Return all of them but tensors."""
-        found: Values = {}
-        for path, place in self._places():
-            own, module = is_of_user(type(place)), isinstance(place, nn.Module)
-            hidden = "_" if module else "__"  # what torch's modules keep for themselves
-            for key, value in vars(place).items():
-                if key == MODE or key.startswith(hidden) or (not module and key in OF_OPTIMIZER):
-                    continue
-                if type(value) in PLAIN:
-                    found[f"{path}.{key}"] = value
-                elif own and not isinstance(value, torch.Tensor) and (encoded := encode(value, key)) is not None:
-                    found[f"{path}.{key}"] = encoded
-            for key, parameter in place._parameters.items() if module else ():
-                if parameter is not None:
-                    found[f"{path}.{key}.{FROZEN}"] = parameter.requires_grad
-        return found
+        values = dict(values_at(places))
+        self._marks = {path: mark_of(value) for path, value in values.items()}
+        self._built = encoded(values)
 
     def changed(self) -> Values:
         """Return those that are not as the script has built them."""
-        found = {key: value for key, value in self._values().items() if not same(value, self._built.get(key, self))}
-        for path, place in self._places():
+        places = [*self._places()]
+        values = dict(values_at(places))
+        found = encoded(
+            {path: each for path, each in values.items() if not same(mark_of(each), self._marks.get(path, self))}
+        )
+        for path, place in places:
             for key, value in tensors_at(path, place):
                 built, version = self._tensors.get(key, (None, None))
                 if built is None or built() is not value or version_of(value) != version:
@@ -80,29 +72,82 @@ class ModuleAttributes:
 
     def load(self, changed: Mapping[str, Any]) -> None:
         """Have these be so, and all others of the models as the script has built them."""
-        now = self._values()
-        for path, place in self._places():
+        places = [*self._places()]
+        now = encoded(dict(values_at(places)))
+        by_place: dict[str, Values] = {}
+        for name, value in {**self._built, **changed}.items():
+            by_place.setdefault(name.rpartition(".")[0], {})[name] = value
+        for path, place in places:
             module = isinstance(place, nn.Module)
-            wanted = {**self._built, **changed} if module else changed
-            for name in [name for name in wanted if name.rpartition(".")[0] == path]:
-                key, value = name.removeprefix(f"{path}."), wanted[name]
-                tensors = place._buffers if module and key in place._buffers else vars(place)
+            for name, value in by_place.get(path, {}).items():
+                if not module and name not in changed:
+                    continue
+                key = name.removeprefix(f"{path}.")
+                tensors = place._buffers if module and key in place._buffers else place.__dict__
                 if isinstance(value, torch.Tensor) and "device" in (stored := from_bytes(value)):
                     tensors[key] = put_back(tensors.get(key), stored["it"].to(stored["device"]))
                 elif not same(value, now.get(name, self)):
-                    vars(place)[key] = decode(value, vars(place).get(key))
+                    place.__dict__[key] = decode(value, place.__dict__.get(key))
             for key, parameter in place._parameters.items() if module else ():
                 if parameter is not None and parameter.is_leaf:
-                    parameter.requires_grad_(wanted.get(f"{path}.{key}.{FROZEN}", parameter.requires_grad))
+                    frozen = by_place.get(f"{path}.{key}", {})
+                    parameter.requires_grad_(frozen.get(f"{path}.{key}.{FROZEN}", parameter.requires_grad))
 
     def _places(self) -> Iterator[tuple[str, Place]]:
         for name, model in self._models.items():
             for path, module in model.named_modules(prefix=name):
-                if not inside_of(module):
-                    yield path, module
-                    # A model's settings, which the script may change there.
-                    yield from ((f"{path}.{key}", each) for key, each in vars(module).items() if is_settings(each))
+                if inside_of(module):
+                    continue
+                yield path, module
+                if is_of_user(type(module)):  # which may have settings, and change them
+                    attributes = vars(module).items()
+                    yield from (
+                        (f"{path}.{key}", each) for key, each in attributes if key[0] != "_" and is_settings(each)
+                    )
         yield from self._others.items()
+
+
+def is_short_container(value: Any) -> bool:
+    """Whether it is a container that is short enough to be saved."""
+    return type(value) in CONTAINERS and room_after([*value] if type(value) is deque else value, LONGEST) >= 0
+
+
+def values_at(places: Iterable[tuple[str, Place]]) -> Iterator[tuple[str, Any]]:
+    """Yield what is saved of the attributes of some objects, but tensors, with their paths."""
+    for path, place in places:
+        own, module = is_of_user(type(place)), isinstance(place, nn.Module)
+        hidden = "_" if module else "__"  # what torch's modules keep for themselves
+        for key, value in vars(place).items():
+            if key == MODE or key.startswith(hidden) or (not module and key in OF_OPTIMIZER):
+                continue
+            if type(value) in PLAIN or (own and is_short_container(value)):
+                yield f"{path}.{key}", value
+        for key, parameter in place._parameters.items() if module else ():
+            if parameter is not None:
+                yield f"{path}.{key}.{FROZEN}", parameter.requires_grad
+
+
+def encoded(values: Mapping[str, Any]) -> Values:
+    """Return plain values as they are, and containers as bytes, but for those with something in them that cannot be saved."""
+    found = {path: value if type(value) in PLAIN else encode(value, path) for path, value in values.items()}
+    return {path: value for path, value in found.items() if value is not None or values[path] is None}
+
+
+def mark_of(value: Any) -> Any:
+    """Return what differs once a value is another one: of a container of plain values a text, which is made much faster than its
+    bytes.
+    """
+    if type(value) in PLAIN:
+        return value
+    return repr(value) if is_plain(value) else encode(value, "")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value, or all that is in it, is a number, a text, True, False or None."""
+    if type(value) in PLAIN:
+        return True
+    parts = (*value, *value.values()) if type(value) is dict else value
+    return type(value) in (list, tuple, dict, deque) and all(map(is_plain, parts))
 
 
 def is_settings(value: Any) -> bool:
