@@ -259,6 +259,41 @@ class Game:
             self.rng.setstate(state["rng"])
 
 
+class Apart(list[int]):
+    """A list of a class of its own, which is not saved as an attribute."""
+
+
+class Counter:
+    """A count that begins where the one before has ended, which is all that its state has."""
+
+    def __init__(self) -> None:
+        self.before, self.calls, self.own = 0, 0, Apart()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.before + len(self.own)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.before = state["count"]
+
+
+def test_what_a_state_sets_by_itself_is_left_to_it(tmp_path: Path, own_run: None) -> None:
+    done = []
+    for stop in (3, 6, None):
+        net, counter = nn.Linear(1, 1), Counter()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        run = slipway.resume(model=net, optimizer=optimizer, counter=counter, save_every=1)
+        with suppress(BrokenOffError):
+            for step in run.steps(9):
+                if stop == step:
+                    break_off(run)
+                net(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                counter.own.append(step)
+                counter.calls += 1
+        done.append((counter.before, counter.calls))
+    assert done == [(0, 3), (3, 6), (6, 9)]
+
+
 @pytest.mark.parametrize("kind", ["numpy", "python"])
 def test_a_generator_in_the_state_of_an_object_is_not_named(kind: str, own_run: None, capsys: Any) -> None:
     net, game = nn.Linear(1, 1), Game(kind)

@@ -195,8 +195,8 @@ class RunContents:
         if rank is None and own:
             context.say(f"note: {before} processes had values of their own of {names_of(own)}: all have rank 0's now")
         snapshot = with_own(found, own)
-        self._objects.load(snapshot)
-        self.attributes.load(data.get("attributes", {}))
+        with self.attributes.loaded_beside(data.get("attributes", {})):
+            self._objects.load(snapshot)
         self.declared.load(state["declared"])
         self.state.update(unpack(snapshot.state["values"], snapshot.tensors[RUN]))
         counts.resume(snapshot.step, state.get("steps", snapshot.step))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -70,8 +70,24 @@ class ModuleAttributes:
                         found[key] = to_bytes({"it": value.detach().cpu(), "device": value.device.type}, key)
         return found
 
-    def load(self, changed: Mapping[str, Any]) -> None:
-        """Have these be so, and all others of the models as the script has built them."""
+    @contextmanager
+    def loaded_beside(self, changed: Mapping[str, Any]) -> Iterator[None]:
+        """Load these once the block has loaded the objects' states. What a state sets by itself stays as that has set it: it may
+        mean something else there, such as a count that goes on from the one before.
+        """
+        before = self._marks_now()
+        yield
+        now = self._marks_now()
+        self.load(changed, {path for path in now if not same(now[path], before.get(path, self))})
+
+    def _marks_now(self) -> dict[str, Any]:
+        places = [*self._places()]
+        marks = {path: mark_of(value) for path, value in values_at(places)}
+        tensors = (each for path, place in places for each in tensors_at(path, place))
+        return marks | {path: repr((id(value), version_of(value))) for path, value in tensors}
+
+    def load(self, changed: Mapping[str, Any], left: Collection[str] = ()) -> None:
+        """Have these be so, and all others of the models as the script has built them, but for those to be `left`."""
         places = [*self._places()]
         now = encoded(dict(values_at(places)))
         by_place: dict[str, Values] = {}
@@ -80,7 +96,7 @@ class ModuleAttributes:
         for path, place in places:
             module = isinstance(place, nn.Module)
             for name, value in by_place.get(path, {}).items():
-                if not module and name not in changed:
+                if name in left or (not module and name not in changed):
                     continue
                 key = name.removeprefix(f"{path}.")
                 tensors = place._buffers if module and key in place._buffers else place.__dict__
