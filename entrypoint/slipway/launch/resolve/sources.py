@@ -333,9 +333,7 @@ def meant(name: str) -> str:
     """The setting that a name which is none was probably meant to be; empty where none comes near."""
     if name in LONGER:
         return LONGER[name]
-    if (
-        name != name.upper() and name.upper() in NAMES
-    ):  # Compose's own names are in lower case, and docker keeps them so
+    if name != name.upper() and name.upper() in NAMES:
         return name.upper()
     if name.startswith(PREFIX):
         return _meant_behind_prefix(name.removeprefix(PREFIX))

@@ -73,7 +73,7 @@ class ModuleAttributes:
     @contextmanager
     def loaded_beside(self, changed: Mapping[str, Any]) -> Iterator[None]:
         """Load these once the block has loaded the objects' states. What a state sets by itself stays as that has set it: it may
-        mean something else there, such as a count that goes on from the one before.
+        mean something else there, such as a count that begins where the last one ended.
         """
         before = self._marks_now()
         yield
