@@ -39,7 +39,6 @@ ALLOWED = {
         "the sum of a ledger against the clock: a slow machine slows both"
     ),
     "waiting.py::wait_until": "the one place that waits",
-    "rendezvous/test_endings.py::test_a_good_end_waits_for_the_slowest": "longer than the patience, which is not to count",
     "rendezvous/test_endings.py::test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing": (
         "longer than the time-out for missing nodes, which is not to count"
     ),
