@@ -34,7 +34,10 @@ LAST = (
     "Your own script: slipway run --max-restarts 5 train.py (docs/own-script.md)"
 )
 # What the environment says of another job, or of how to launch one.
-FOREIGN = tuple("MASTER_ RANK WORLD_SIZE LOCAL_ SLIPWAY_ TORCHELASTIC_ PET_ NPROC_ NNODES NODE_RANK".split())
+FOREIGN = (
+    *("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "SLIPWAY_", "TORCHELASTIC_"),
+    *("PET_", "NPROC_", "NNODES", "NODE_RANK"),
+)
 SLIPWAY = ("-P", "-m", "slipway", "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
 
 
