@@ -45,6 +45,16 @@ def test_the_job_ends_when_it_must(spec: Document, pods: list[Ended], end: tuple
     assert (condition and (condition.type, condition.reason)) == end
 
 
+def test_without_a_limit_per_index_the_pods_of_all_count() -> None:
+    failed = [pod(0, 1)] * 2 + [pod(1, 1)] * 2
+    assert judge({"backoffLimit": 4, "completions": 2}, failed) is None
+    condition = judge({"backoffLimit": 3, "completions": 2}, failed)
+    assert condition is not None
+    assert condition.reason == "BackoffLimitExceeded"
+    ended = [dataclasses.replace(pod(index, 1), at=100.0) for index in range(4)]
+    assert due({"backoffLimit": 24}, ended, 0, haste=10) == 100 + 80 / 10
+
+
 def test_each_failure_of_an_index_doubles_its_wait_preemptions_too(spec: Document) -> None:
     ended = [dataclasses.replace(pod(1, 75, disrupted=True), at=float(at)) for at in range(8)]
     waits = [due(spec, ended[:count], 1) - (count - 1) for count in range(1, 9)]

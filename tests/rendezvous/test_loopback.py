@@ -270,8 +270,6 @@ def test_what_should_agree_is_a_warning_on_all_nodes(launcher: Make) -> None:
     ("info", "fields", "said"),
     [
         ({"node_rank": 1}, {}, "RANK=1 is taken by host1"),
-        ({"node_rank": 7}, {}, "RANK=7, but WORLD_SIZE=3 allows 0 to 2"),
-        ({"job": "42"}, {}, "this is job 42, but the launcher at this address belongs to job 41"),
         ({}, {"token": "wrong"}, "SLIPWAY_TOKEN"),
         ({}, {"token": ""}, "SLIPWAY_TOKEN"),
     ],
@@ -392,14 +390,13 @@ def test_a_neighbour_that_cannot_be_reached_at_first_is_tried_again(
     assert said in launchers[1].log
 
 
-@pytest.mark.parametrize("runtime", ["docker", "kubernetes"])
 def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
-    launcher: Make, port: int, runtime: str, monkeypatch: pytest.MonkeyPatch
+    launcher: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = runtimes.KUBERNETES._replace(opening=0.0)
     monkeypatch.setattr(runtimes, "RUNTIMES", {**runtimes.RUNTIMES, quick.name: quick})
     monkeypatch.setattr(coordinator, "AGAIN_SECONDS", 0.1)
-    node0 = launcher(0, 2, info={"runtime": runtime})
+    node0 = launcher(0, 2, info={"runtime": quick.name})
     node0.start()
     with Client(port) as behind_nat:
         behind_nat.introduce(make_info(1, 2))  # its port for the neighbour is 1, where nothing listens
@@ -412,7 +409,7 @@ def test_a_neighbour_that_cannot_be_reached_ends_all_with_78(
     text = "\n".join(end.lines)
     assert "node 0 (host0) cannot connect to node 1 (host1)" in text
     assert "connection refused" in text
-    assert ("--network host" if runtime == "docker" else "NetworkPolicy") in text
+    assert "NetworkPolicy" in text
     assert text == str(node0.error)
 
 

@@ -154,7 +154,7 @@ def test_the_second_wrong_replica_of_a_node_within_a_day_is_the_nodes(job: Start
     assert "for the second time within a day on node 0 (" in run.outcomes[0]["message"]
 
 
-def test_what_was_wrong_the_day_before_yesterday_is_forgotten(job: Start, tmp_path: Path) -> None:
+def test_what_was_wrong_the_day_before_yesterday_is_forgotten(job: Start) -> None:
     first = job("linear", *OPTIONS, flip=[1, 12, 5, 1])
     file = first.folder / "replicas.json"
     content = json.loads(file.read_text())

@@ -110,6 +110,15 @@ def test_a_section_that_fails_hides_no_other_and_a_missing_image_is_noticed(
     assert str(needs.engine()) == "the image could not be built, as build/image.log says: make image"
 
 
+def test_the_environment_says_what_runs() -> None:
+    assert Asked.read({"TIER": "", "PART": "", "STRICT": ""}) == Asked.read({}) == Asked()
+    environ = {"TIER": "pull", "STRICT": "1", "PART": "2/3", "BASE": "main"}
+    assert Asked.read(environ) == Asked("pull", strict=True, share=Share(2, 3), base="main")
+    for wrong in ({"TIER": "all"}, {"PART": "0/2"}, {"PART": "3/2"}, {"PART": "1"}, {"PART": "a/b"}, {"PART": "1/2/3"}):
+        with pytest.raises(ValueError, match=r"Allowed: core, pull, nightly|is no share"):
+            Asked.read(wrong)
+
+
 def test_the_shares_hold_every_file_once() -> None:
     names = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/**/test_*.py")]
     shares = [[name for name in names if Share(number, 4).has(name)] for number in (1, 2, 3, 4)]
