@@ -16,10 +16,6 @@ help: ## List the targets (ARGS=all describes all of them)
 run: ## Train a small GPT, in the image if Docker answers (ARGS="--steps 200")
 	@images/run.sh run gpt --preset tiny $(ARGS)
 
-.PHONY: demo
-demo: ## Kill a rank under torchrun and under Slipway, and compare; takes a minute or two
-	@images/run.sh demo
-
 .PHONY: setup
 setup: .venv/.train ## Make .venv with PyTorch and the launcher, from the lock file
 
@@ -137,6 +133,10 @@ base: ## Build the image's base from Debian packages, for places without an imag
 image: ## Build the image slipway:dev (VARIANT=cuda13 or cpu; BASE=… CA=… PIP_CONF=… IMAGE=…)
 	@images/build.sh
 
+.PHONY: launcher
+launcher: ## Build slipway:launcher, an image that puts the launcher into an image of your own (BASE=… CA=… PIP_CONF=… IMAGE=…)
+	@TARGET=launcher VARIANT=cpu IMAGE="$${IMAGE:-slipway:launcher}" images/build.sh
+
 .PHONY: image-report
 image-report: .venv/.dev ## Report the size of each layer of the image, on disk and compressed, against the targets (IMAGE=…)
 	@source images/variant.sh; IMAGE="$$image" .venv/bin/python images/release/report.py
@@ -185,6 +185,10 @@ push-platform: ## Push the image as one part of an image for several platforms (
 .PHONY: push-joined
 push-joined: ## Make one image of the parts that were pushed, under its tags, and print its digest (REPOSITORY=…)
 	@images/release/push.sh join
+
+.PHONY: push-launcher
+push-launcher: ## Build the launcher's image for x86-64 and arm64, push it under its tags, and print its digest (REPOSITORY=…)
+	@images/release/launcher.sh
 
 .PHONY: published
 published: ## Print, as JSON, which images a release builds and publishes

@@ -2,6 +2,8 @@
 # Build an image of the family: `make image`. `make image VARIANT=… BASE=… CA=… PIP_CONF=… IMAGE=…` change what is built, from what,
 # and what it is called.
 #
+# TARGET=launcher builds the part of it that goes into an image of one's own (`make launcher`), which has no PyTorch.
+#
 # WHEELS is the index or the folder of a PyTorch that is not on the package index, such as the CPU builds. Without it pip looks where
 # its own configuration says.
 set -euo pipefail
@@ -12,6 +14,11 @@ say() { echo "image: $*" >&2; }
 # shellcheck source=images/variant.sh
 source images/variant.sh
 base="${BASE:-debian:$SUITE-slim}"
+target=()
+if [[ -n "${TARGET:-}" ]]; then
+    target=(--target "$TARGET" --platform "linux/$ARCHITECTURE") LOCK=locks/requirements.lock FETCHED="40 MB"
+    ARCHITECTURE=$(docker version --format '{{.Server.Arch}}' 2>/dev/null || echo "$ARCHITECTURE") # on which it is made
+fi
 
 if [[ " $MADE_FOR " != *" $ARCHITECTURE "* ]]; then
     say "the image $variant is for $MADE_FOR, and this machine is $ARCHITECTURE. Type: make image VARIANT=cuda13 (with GPUs) or" \
@@ -162,7 +169,7 @@ if ! docker buildx build --progress plain --load --file images/slipway/Dockerfil
     --build-arg "VARIANT=$variant" --build-arg "LOCK=$LOCK" --build-arg "TORCH=$TORCH" --build-arg "PACKAGES=$PACKAGES" \
     --build-arg "GPUS=$GPUS" --build-arg "DRIVER=$DRIVER" --build-arg "CAPABILITY=$CAPABILITY" \
     --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$created" \
-    --build-arg "SOURCE=$source" --build-arg "DOCUMENTATION=${source:+$source#readme}" "${foreign[@]}" "${secrets[@]}" . 2>&1 |
+    --build-arg "SOURCE=$source" --build-arg "DOCUMENTATION=${source:+$source#readme}" "${target[@]}" "${foreign[@]}" "${secrets[@]}" . 2>&1 |
     tee "$log" | show_steps; then
     say "the build failed; its end:"
     tail --lines=25 "$log" >&2

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import make, output, run
+from commands import IMAGE, make, output, run
 
 
 @pytest.mark.pull
@@ -102,6 +102,27 @@ def test_a_part_is_of_an_architecture_for_which_its_variant_is_published(
     done = run("images/release/push.sh", "platform", IMAGE=part, REPOSITORY=f"{registry}/owner/slipway")
     assert (done.returncode, done.stdout) == (78, "")
     assert f"{part} is for arm64, and cuda12 is published for amd64" in done.stderr
+
+
+@pytest.mark.needs("registry")
+def test_the_launcher_is_pushed_for_both_architectures_and_never_over_itself(registry: str) -> None:
+    release = {"REPOSITORY": f"{registry}/owner/slipway", "VERSION": "1.2.3", "BASE": base_of_the_image()}
+    pushed = make("push-launcher", **release)
+    for tag in ("1.2.3-launcher", "1.2-launcher", "launcher"):
+        manifest = read_manifest(f"{release['REPOSITORY']}:{tag}")
+        assert manifest == read_manifest(pushed)
+        parts = [part["platform"]["architecture"] for part in manifest["manifests"]]
+        assert parts == ["amd64", "arm64"]
+    assert registry not in output("docker", "image", "ls"), "no tag of the registry stays behind on the engine"
+    again = run("images/release/launcher.sh", **release)
+    assert (again.returncode, again.stdout) == (78, "")
+    assert "1.2.3-launcher is there already" in again.stderr
+
+
+def base_of_the_image() -> str:
+    """What the image under test was built on, which is at hand."""
+    label = '{{index .Config.Labels "org.opencontainers.image.base.name"}}'
+    return output("docker", "image", "inspect", "--format", label, IMAGE)
 
 
 @pytest.mark.needs("registry", "skopeo")

@@ -75,7 +75,7 @@ def test_a_release_is_pinned_tested_weighed_and_only_then_pushed_and_signed() ->
 def test_a_release_has_the_bills_of_materials_and_the_wheel_attached() -> None:
     workflow = ROOT / ".github/workflows/release.yaml"
     kept = [step["with"]["path"] for step in steps(workflow) if "upload-artifact" in step.get("uses", "")]
-    assert kept == ["${{ steps.sbom.outputs.file }}", "reference.txt"]
+    assert kept == ["${{ steps.sbom.outputs.file }}", "reference.txt", "reference.txt"]
     told = next(step for step in steps(workflow) if "gh release create" in step.get("run", ""))
     assert told["env"] == {"WHEEL": "${{ steps.wheel.outputs.file }}"}
     assert 'create "$RELEASE" published/bill-*/*.cdx.json "$WHEEL"' in told["run"]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, Options, option
+from slipway.options.kind import Kind
 from slipway.options.numbers import Whole
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
@@ -16,7 +17,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST)
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-class Size(click.ParamType[int]):
+class Size(Kind[int]):
     """A number of bytes: 8, 64K, 16M, 1G, in units of 1024 as nccl-tests has them."""
 
     name = "size"
@@ -29,7 +30,7 @@ class Size(click.ParamType[int]):
         return int(found[1]) * UNITS[found[2].upper()]
 
 
-class Collectives(click.ParamType[str]):
+class Collectives(Kind[str]):
     """Names of collectives with commas between them, each once, in the order in which they were typed."""
 
     name = "names"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import click
 
+from slipway.options.kind import Kind
 from slipway.options.numbers import Real, Whole
 from slipway.options.paths import LocalPath
 from slipway.options.target import require_target
@@ -28,7 +29,7 @@ FILE = LocalPath(exists=True, dir_okay=False)
 AUTO = "auto"
 
 
-class AutoOrCount(click.ParamType[int | str]):
+class AutoOrCount(Kind[int | str]):
     """A number of steps, 0 for never, or `auto`: the training chooses."""
 
     name = "auto|integer"
@@ -51,7 +52,7 @@ SERVICES = {
 }
 
 
-class Services(click.ParamType[str]):
+class Services(Kind[str]):
     """Names out of SERVICES, separated by commas; empty for none."""
 
     name = "|".join(SERVICES)

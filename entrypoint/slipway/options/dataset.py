@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from slipway.options.kind import Kind
 from slipway.options.paths import NotLocalError, explain_address, require_local
 from slipway.protocol.errors import told_if_unreadable
 from slipway.protocol.mistake import ConfigurationError, nearest
@@ -21,7 +22,7 @@ MANIFEST = "manifest.json"  # makes a folder one of tokens
 REPO = r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?"
 
 
-class Dataset(click.ParamType[str]):
+class Dataset(Kind[str]):
     """Text to train on: one of FORMS."""
 
     name = "data"

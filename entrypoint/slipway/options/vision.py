@@ -11,6 +11,7 @@ import click
 
 from slipway.options.common import COUNT, COUNT_OR_ZERO, SHARE, Exportable, option
 from slipway.options.dataset import nearest_path, seen_from
+from slipway.options.kind import Kind
 from slipway.options.numbers import Whole
 from slipway.options.paths import NotLocalError, explain_address, require_local
 from slipway.protocol.mistake import ConfigurationError, nearest
@@ -19,7 +20,7 @@ TORCHVISIONS = ("resnet18", "resnet50")  # models
 GLYPHS, CIFAR10, FOLDER = "glyphs", "cifar10", "folder"
 
 
-class PictureData(click.ParamType[str]):
+class PictureData(Kind[str]):
     """Labelled pictures: glyphs, cifar10 or folder:PATH."""
 
     name = "data"

@@ -13,7 +13,7 @@ from slipway.launch.attempt.stops import SAME_STOP, Stop, Stops, ask_to_stop, ra
 
 
 @pytest.fixture
-def stops() -> Iterator[Stops]:
+def stops(tmp_path: Path) -> Iterator[Stops]:
     with Stops() as stops:
         yield stops
 
