@@ -16,6 +16,10 @@ help: ## List the targets (ARGS=all describes all of them)
 run: ## Train a small GPT, in the image if Docker answers (ARGS="--steps 200")
 	@images/run.sh run gpt --preset tiny $(ARGS)
 
+.PHONY: demo
+demo: ## Kill a rank under torchrun and under Slipway, and compare; takes a minute or two
+	@images/run.sh demo
+
 .PHONY: setup
 setup: .venv/.train ## Make .venv with PyTorch and the launcher, from the lock file
 

@@ -25,7 +25,7 @@ INTERVALS = (600.0, 60.0)  # s
 MEMORY = {
     "interval": 1.0,
     "stall": 0.01,
-}  # s between snapshots in memory, and for each: train/snapshots/memory_buffers.py, SHARE
+}  # s between snapshots in memory, and for each: train/worker/rhythm.py, MEMORY_SHARE
 RESTARTS = 3  # that a job of ours may have in a row without progress, and had in all before progress renewed them
 KILLED = Cause(CauseKind.KILLED)
 

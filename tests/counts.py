@@ -21,10 +21,15 @@ JOB = (
     "launch/resolve/", "launch/attempt/", "launch/rendezvous/", "launch/run_directory/", "launch/verdict/", "launch/hangs/",
     "process/", "launch/job.py", "launch/node.py", "launch/several_nodes.py", "launch/several_processes.py", "launch/closing.py",
 )  # fmt: skip
+# Where `store` is torch's store of addresses, or an instruction of Triton.
+TORCHS_STORE = (
+    "launch/attempt/", "launch/hangs/", "launch/verdict/", "launch/node.py", "launch/several_nodes.py", "launch/resolve/topology.py",
+    "process/", "train/measure/", "train/worker/place.py",
+)  # fmt: skip
 # What accompanies a job, by a word in the names that code uses, with the places that are its own.
 COMPANIONS = {
-    "store": (r"(?<!tcp_)stor(?:e|es|ing)(?!d)", ("store/", "launch/companions/", "launch/storing.py", "cli/store")),
-    "monitoring and notices": (r"metrics_port|metrics_page|prometheus|webhook|notices?(?!_watch)", ("launch/companions/", "launch/monitoring.py")),
+    "store": (r"stor(?:e|es|ing)", ("store/", "launch/companions/", "launch/storing.py", "cli/store", *TORCHS_STORE)),
+    "monitoring and notices": (r"metrics_port|metrics_page|prometheus|webhook", ("launch/companions/", "launch/monitoring.py")),
     "replays": (r"replay(?:s|ing|er)?", ("train/observe/repl", "train/user/replaying.py")),
     "traces": (r"trac(?:e|es|ing|er)(?!back)", ("train/observe/trac", "inspect/trac")),
     "stragglers": (r"straggler(?:s)?", ("train/observe/straggl", "protocol/straggl")),

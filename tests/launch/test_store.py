@@ -79,7 +79,7 @@ def test_a_store_that_goes_away_stops_nothing_and_is_reported(start: Run, rules:
 
 
 def test_a_launcher_that_wakes_after_another_continued_its_run_ends_and_leaves_the_store_as_it_is(
-    start: Run, rules: Rules, tmp_path: Path, kept: Kept
+    start: Run, rules: Rules, kept: Kept
 ) -> None:
     held = Rule("hold", step=15)
     words = ("gpt", "--steps", "20", "--save-every", "10", "--store", kept.address, "--run-dir")

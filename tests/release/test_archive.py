@@ -61,6 +61,6 @@ def test_an_image_that_is_not_there_leaves_an_older_archive_alone(tmp_path: Path
 
 
 @pytest.mark.pull
-def test_an_archive_is_called_after_the_version(tmp_path: Path) -> None:
+def test_an_archive_is_called_after_the_version() -> None:
     done = run("images/release/archive.sh", "load", VERSION="9.9.9")
     assert "dist/slipway-9.9.9-cuda12-torch2.10.tar.zst" in done.stderr

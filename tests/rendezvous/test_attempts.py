@@ -16,7 +16,6 @@ from slipway.launch.rendezvous.link import Link
 from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo, Start
 from slipway.launch.rendezvous.neighbour_check import NeighbourCheck
 from slipway.launch.rendezvous.rendezvous import Rendezvous
-from slipway.launch.verdict.cause import Cause, CauseKind
 from slipway.launch.verdict.restarts import Ending
 from slipway.protocol.errors import LaunchError
 
@@ -111,26 +110,6 @@ def launchers(launcher: Make) -> Iterator[Callable[..., Launchers]]:
         yield lambda nodes, **more: stack.enter_context(closing(Launchers(launcher, nodes, **more)))
 
 
-def test_a_replaced_node_learns_the_jobs_run_attempt_and_snapshot(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2)
-    job.open(0, 1)
-    assert {start.attempt for start in job.join().values()} == {1}
-    job.close(1)
-    job.wait_for_news(0)
-    assert job.report("peer")[0].pause == 0.0
-    job.open(1)
-    veteran = {"attempt": 1, "tries": 1, "failures": 1, "reached": 25, "snapshot": 20}
-    for start in job.join(node0=veteran, node1={"snapshot": 999, "failures": 3, "reached": 999}).values():
-        assert (start.attempt, start.run, start.tries, start.failures, start.reached, start.snapshot) == (
-            2,
-            "linear-of-0",
-            1,
-            1,
-            25,
-            20,
-        )
-
-
 def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(launchers: Callable[..., Launchers]) -> None:
     job = launchers(3)
     job.open(0, 1, 2)
@@ -142,7 +121,7 @@ def test_a_replaced_node_0_takes_the_job_over_from_those_that_stayed(launchers: 
     assert {(ending.verdict.word, ending.verdict.first.node_rank) for ending in endings.values()} == {("lost", 0)}
     job.open(0)
     stayed = {"attempt": 1, "tries": 1, "failures": 1, "reached": 45, "run": "linear-of-0", "snapshot": 40}
-    fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty."}
+    fresh = {"run": "linear-of-later", "occupied": "The run directory is not empty.", "snapshot": 999, "failures": 3}
     starts = job.join(node0=fresh, node1=stayed, node2=stayed | {"snapshot": 20})
     assert {(start.attempt, start.run, start.snapshot) for start in starts.values()} == {(2, "linear-of-0", 40)}
     assert {(start.tries, start.failures, start.reached) for start in starts.values()} == {(1, 1, 45)}
@@ -233,18 +212,6 @@ def test_a_new_node_0_that_does_not_fit_ends_alone_and_the_others_go_on_waiting(
     job.open(0)
     assert job.join(0)[0].tries == 1
     assert first()[1].tries == 1
-
-
-def test_node_0s_rule_counts_for_all(launchers: Callable[..., Launchers]) -> None:
-    job = launchers(2)
-    job.open(0, 1)
-    job.join()
-    rules: dict[int, Rule] = {
-        0: lambda verdict, leaving: Ending(verdict, None, Cause(CauseKind.NO_RESTARTS)),
-        1: AGAIN,
-    }
-    endings = job.all(lambda rank, rendezvous: rendezvous.report(make_outcome(rank, "failed"), rules[rank]))
-    assert {(ending.pause, str(ending.why)) for ending in endings.values()} == {(None, "--max-restarts is 0")}
 
 
 @pytest.mark.parametrize("stopped", [0, 1])

@@ -32,22 +32,6 @@ def hear_of_others(node_rank: int) -> Callable[[Rendezvous], Outcome]:
     return work
 
 
-@pytest.mark.parametrize(("word", "code"), [("stopped", 75), ("cancelled", 79), ("finished", 0)])
-def test_a_good_end_waits_for_the_slowest(launcher: Make, word: str, code: int) -> None:
-    launchers = [launcher(rank, 2, patience=0.1) for rank in range(2)]
-    launchers[0].work = end_with(0, word)
-
-    def slow(rendezvous: Rendezvous) -> Outcome:
-        time.sleep(1.0)
-        assert rendezvous.news is None
-        return make_outcome(1, word)
-
-    launchers[1].work = slow
-    play(*launchers)
-    assert [one.code for one in launchers] == [code, code]
-    assert launchers[0].verdict == launchers[1].verdict
-
-
 def test_a_node_that_still_works_is_waited_for_longer_than_one_that_is_missing(launcher: Make) -> None:
     """Its heartbeats say that it lives: a script may export for long on one node when the others are done."""
     launchers = [launcher(rank, 2, timeout=0.5, patience=0.1, more={"heartbeat": 1.0}) for rank in range(2)]

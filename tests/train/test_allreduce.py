@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import faulty_collectives
@@ -155,5 +154,5 @@ def test_a_rank_too_many_or_too_few_in_a_sum_is_noticed() -> None:
             assert CollectiveBuffers("all-reduce", wrong, wrong, 0, 4).check()
 
 
-def test_a_run_can_be_repeated_in_its_folder_by_hand(train: Start, tmp_path: Path) -> None:
+def test_a_run_can_be_repeated_in_its_folder_by_hand(train: Start) -> None:
     assert [train("allreduce", folder="twice").exit_code for _ in range(2)] == [0, 0]

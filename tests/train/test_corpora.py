@@ -167,7 +167,7 @@ def test_two_processes_on_tokens_resume_where_they_stopped(folder: Path, job: St
     assert (again.folder / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
 
-def test_bits_per_byte_count_bytes_and_perplexity_tokens(folder: Path, train: Start, tmp_path: Path) -> None:
+def test_bits_per_byte_count_bytes_and_perplexity_tokens(folder: Path, train: Start) -> None:
     run = train("gpt", *MODEL, "--dataset", f"tokens:{folder}", "--steps", 2)
     last, manifest = run.metrics[-1], json.loads((folder / "manifest.json").read_text())["validation"]
     assert last["perplexity"] == pytest.approx(math.exp(last["val_loss"]))

@@ -20,9 +20,10 @@ from slipway.protocol.cgroups import Memory
 from slipway.protocol.memory import LOADS, PAGE, newest_in, read_header
 from slipway.train.loop.arithmetic import are_finite
 from slipway.train.snapshots import job, memory_buffers
-from slipway.train.snapshots.memory_buffers import LAST, SHARE, MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.snapshot import Snapshot
+from slipway.train.worker.rhythm import MemoryRhythm
 
 ANY = (-1, -1)
 Start = Callable[..., Job]
@@ -222,44 +223,6 @@ def test_buffers_that_are_gone_are_told_and_left_out(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("every", "cost", "pace", "due"),
-    [
-        ("auto", 0.0, 0.02, 11),  # nothing is known yet
-        ("auto", 0.00149, 0.02, 20),  # 1.5 ms in 10 steps of 20 ms: 0.75 %
-        ("auto", 0.0001, 10.0, 11),
-        (3, 5.0, 0.02, 12),
-        (1, 5.0, 0.02, 11),
-    ],
-)
-def test_the_next_one_is_due_as_soon_as_its_share_allows(every: str | int, cost: float, pace: float, due: int) -> None:
-    rhythm = Rhythm(every, 4)
-    assert rhythm.due == (6 if every == 3 else 5)
-    for _ in range(LAST):
-        rhythm.go_on(10, cost, pace, kept=True)
-    assert rhythm.due == due
-    assert every != "auto" or cost <= SHARE * pace * (rhythm.due - 10) * 1.0001
-    rhythm.go_on(10, cost, pace, kept=False)
-    assert rhythm.due == math.inf, "no node keeps any"
-
-
-def test_one_measurement_that_a_busy_machine_spoilt_counts_for_nothing() -> None:
-    rhythm, steps = Rhythm("auto", 0), []
-    for cost, pace in [(0.0, 0.02), *[(0.0075, 0.02)] * 3, (0.9, 5.0), (0.0075, 0.02)]:
-        rhythm.go_on(10, cost, pace, kept=True)
-        steps.append(rhythm.due - 10)
-    assert steps == [1, 4, 4, 50, 50, 50]
-    assert Rhythm(0, 7).due == math.inf
-
-
-def test_a_first_measurement_that_is_spoilt_does_not_postpone_the_next_ones_for_long() -> None:
-    rhythm, steps = Rhythm("auto", 0), []
-    for cost in (0.35, 0.00074, 0.00074):
-        rhythm.go_on(10, cost, 0.02, kept=True)
-        steps.append(rhythm.due - 10)
-    assert steps == [175, 1, 5], "a tenth of the time, then the lower of two costs, then SHARE"
-
-
 def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
 
@@ -270,7 +233,7 @@ def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: p
     monkeypatch.setattr(job.JobSnapshots, "gather_ranks", gather)
     monkeypatch.setattr(job.JobSnapshots, "_describe", lambda *_: None)
     memory = SimpleNamespace(usable=True, seconds=0.25, wait=lambda: None, start=lambda *_: False)  # it makes room
-    rhythm, contents = Rhythm(1, 0), SimpleNamespace(number=1, align=lambda: None)
+    rhythm, contents = MemoryRhythm(1, 0), SimpleNamespace(number=1, align=lambda: None)
     rhythm.copying = 0.5
     parts = RankParts((0,), 0, on_disk=True, in_memory=True)
     snapshots = job.JobSnapshots(None, None, memory, rhythm, are_finite, parts)  # type: ignore[arg-type]
@@ -282,7 +245,7 @@ def test_where_none_was_taken_the_one_before_is_not_counted_again(monkeypatch: p
 def test_what_a_rank_waited_for_a_slower_one_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = {}, [[0.002, 0.003], [0.001, 0.5], [0.02, 0.02], [1.0, 0.0]]
     monkeypatch.setattr(job.JobSnapshots, "gather_ranks", lambda *_: gathered)
-    rhythm, clock = Rhythm("auto", 9), iter([100.0, 100.2])  # it begins, and tells the pace of its steps
+    rhythm, clock = MemoryRhythm("auto", 9), iter([100.0, 100.2])  # it begins, and tells the pace of its steps
     monkeypatch.setattr(job.time, "perf_counter", lambda: next(clock, 100.3))
     contents = SimpleNamespace(number=10, align=lambda: None)
     parts = RankParts((0, 0), 0, on_disk=True, in_memory=True)

@@ -276,7 +276,7 @@ class Counter:
         self.before = state["count"]
 
 
-def test_what_a_state_sets_by_itself_is_left_to_it(tmp_path: Path, own_run: None) -> None:
+def test_what_a_state_sets_by_itself_is_left_to_it(own_run: None) -> None:
     done = []
     for stop in (3, 6, None):
         net, counter = nn.Linear(1, 1), Counter()

@@ -205,7 +205,7 @@ def test_what_is_drawn_before_a_loop_and_in_it_is_drawn_again(
 
 
 @pytest.mark.pull
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_has_nothing_left_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     own_loops.by_steps(own_loops.Seen())
     seen = own_loops.Seen()
     own_loops.by_steps(seen)

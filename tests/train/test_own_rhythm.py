@@ -78,8 +78,8 @@ def test_the_end_of_an_epoch_is_saved_when_its_own_code_is_done(
 ) -> None:
     """What follows the batches may read what the last one left in a variable. Where each epoch saved once, at its last batch, every
     restart ended in a NameError."""
-    for name, value in {"LEAST": 0.0, "SHARE": 1e9, "BUSY": 1e9}.items():
-        monkeypatch.setattr(f"slipway.train.user.disk_rhythm.{name}", value)
+    for name, value in {"LEAST": 0.0, "DISK_SHARE": 1e9, "BUSY": 1e9}.items():
+        monkeypatch.setattr(f"slipway.train.worker.rhythm.{name}", value)
 
     def newest(run: ResumableRun) -> int:
         run._snapshots.writer.wait()

@@ -223,7 +223,7 @@ def test_a_signal_to_the_loaders_workers_too_saves_all_the_same(
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
-def test_a_loaders_workers_block_the_signals_before_anything_runs_there(request: pytest.FixtureRequest) -> None:
+def test_a_loaders_workers_block_the_signals_before_anything_runs_there() -> None:
     """What is collected in a worker can start threads, as an older loader's iterator does, and they inherit what is blocked."""
     run, step = begin()
     reading, writing = os.pipe()

@@ -379,7 +379,7 @@ def test_auto_measures_again_after_a_return_to_a_snapshot(monkeypatch: pytest.Mo
         with suppress(WrongArithmeticError):
             replays.check(step)
     assert replayed == [11, 22]
-    assert isinstance(replays._every, int)
+    assert isinstance(replays._interval.every, int)
 
 
 def test_a_rank_that_cannot_compute_known_answers_is_not_taken_for_right_and_a_line_says_so_once(

@@ -110,7 +110,7 @@ def launched(run: Run, attempts: Sequence[tuple[str, str]] = (("finished", "20 s
 
 
 @pytest.mark.core
-def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start, tmp_path: Path) -> None:
+def test_a_page_about_a_run_shows_every_metric_and_how_it_ended(train: Start) -> None:
     run = train("gpt", *GPT)
     launched(run, [("peer", "lost node 1"), ("finished", "10 steps")])
     result = write(run.folder)

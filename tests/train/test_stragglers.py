@@ -318,7 +318,7 @@ def test_a_short_while_is_worth_no_warning(job: Start) -> None:
 
 
 @pytest.mark.pull
-def test_it_changes_no_bit(job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_changes_no_bit(job: Start) -> None:
     timed = job("linear", *OPTIONS[:-4], "--save-every", 30, folders=("timed",))
     assert beat(timed, 0)["own"]
     plain = job("linear", *OPTIONS[:-4], "--save-every", 30, folders=("plain",), untimed=True)

@@ -40,6 +40,7 @@ BESIDE = {
     "check": "slipway.cli.check:check",
     "completion": "slipway.cli.reports:completion",
     "data": "slipway.cli.data:data",
+    "demo": "slipway.cli.demo:demo",
     "eval": "slipway.cli.results:evaluate_run",
     "export": "slipway.cli.results:export",
     "logs": "slipway.cli.logs:logs",

@@ -17,7 +17,7 @@ OTHER_NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.inval
 
 
 @pytest.fixture(autouse=True)
-def _without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "look_at_products", lambda devices, environ: [ok("CPU product", "right")])
     monkeypatch.setattr(examination, "read_devices", lambda environ: make_devices())
 

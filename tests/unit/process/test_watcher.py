@@ -251,7 +251,7 @@ def test_py_spy_is_allowed_where_yama_keeps_it_to_parents(
     assert called == asked
 
 
-def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> None:
+def test_a_launcher_that_is_gone_is_nothing_to_the_program() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "print('well')"],
         env={**os.environ, "SLIPWAY_WATCHER": "slipway-nobody", "LOCAL_RANK": "0", "RANK": "x"},
@@ -262,7 +262,7 @@ def test_a_launcher_that_is_gone_is_nothing_to_the_program(tmp_path: Path) -> No
     assert (done.stdout, done.stderr, done.returncode) == ("well\n", "", 0)
 
 
-def test_only_a_worker_is_watched(tmp_path: Path) -> None:
+def test_only_a_worker_is_watched() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | {
         "SLIPWAY_WATCHER": "slipway-nobody"
     }

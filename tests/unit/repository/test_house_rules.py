@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from slipway.launch.resolve import schedulers
 from slipway.protocol import files
 
@@ -93,19 +91,6 @@ def test_no_other_module_compares_where_a_value_came_from() -> None:
     assert found == [], "give Claim of launch/resolve/sources.py a property instead"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "here.runtime in ('host', 'slurm')",
-        "{'slurm': 1}.get(host.runtime, 0)",
-        "runtime.startswith('kube')",
-        "match own.runtime:\n  case 'slurm': pass",
-    ],
-)
-def test_a_comparison_is_noticed_however_it_is_made(source: str) -> None:
-    assert len([*comparisons_of(source, "runtime")]) == 1
-
-
 def test_no_other_module_asks_which_scheduler_it_is() -> None:
     files = [file for part in LAUNCHERS for file in (PACKAGE / part).rglob("*.py")]
     found = [line for file in files if file.name not in RECORDS for line in questions_about_schedulers(file)]
@@ -139,19 +124,6 @@ def test_only_the_run_itself_reads_what_is_in_a_run_directory() -> None:
     ]
     found = [f"{file.relative_to(PACKAGE)}, {line}" for file in modules for line in readings_of_runs(file.read_text())]
     assert found == [], "ask RunDirectory or NodeDirectory in launch/run_directory instead"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from slipway.protocol.files import RUN_FILE, read_json",
-        "runs.glob(f'*/{RUN_FILE}')",
-        "[*(run / SNAPSHOTS).iterdir()]",
-        "json.loads((run / RUN_FILE).read_text())",
-    ],
-)
-def test_that_is_noticed_however_it_is_done(source: str) -> None:
-    assert len([*readings_of_runs(source)]) == 1
 
 
 def test_no_module_of_ours_is_imported_by_a_name_that_import_linter_does_not_see() -> None:

@@ -74,33 +74,6 @@ def test_a_run_with_strict_fails_what_is_skipped_and_not_what_is_in_quarantine(t
     assert result.tests == Counter(passed=3, failed=2, skipped=1)
 
 
-def test_arguments_of_pytest_select_instead_of_the_tier_and_do_not_reach_a_program_of_the_makefile() -> None:
-    first, second = (
-        Section(name, "").command("python", ["-k", "word"], "pull", Path("x")) for name in ("first", "second")
-    )
-    assert first[7:] == second[7:] == ["-k", "word"]
-    assert ("--basetemp=x/first" in first, "--basetemp=x/second" in second) == (True, True), "they run side by side"
-    words = Section("mutants", "", goal="mutants").command("python", ["-k", "word"], "nightly", Path("x"))
-    assert words == ["make", "--no-print-directory", "mutants", "ARGS=", "PART="]
-
-
-def test_how_a_section_ended_without_a_failed_test_is_told(tmp_path: Path) -> None:
-    results = tmp_path / "first.xml"
-    results.write_text(
-        '<testsuites><testsuite><testcase classname="tests.first" name="test_well"/></testsuite></testsuites>'
-    )
-    assert "pytest ended with 3" in "\n".join(runner.summary({"first": runner.read_result(3, results)}))
-    result = runner.read_result(runner.NOTHING_PICKED, tmp_path / "none.xml")
-    assert (result.word, result.why) == (SKIPPED, "no test of it was selected")
-
-
-def test_a_section_of_a_later_tier_runs_only_there_or_when_its_tests_are_selected() -> None:
-    section, target = Section("first", "", since="nightly"), Section("first", "", goal="bench-smoke", since="nightly")
-    assert [runner.obstacle(section, Asked(tier), picked=False) is None for tier in TIERS] == [False, False, True]
-    assert runner.obstacle(section, Asked("core"), picked=True) is None
-    assert runner.obstacle(target, Asked("core"), picked=True) is not None
-
-
 @pytest.mark.parametrize(
     ("need", "strict", "word"),
     [("engine", False, SKIPPED), ("engine", True, FAILED), ("gpu", True, SKIPPED)],
@@ -210,15 +183,6 @@ def test_every_section_has_its_turn_its_target_and_needs_that_are_known() -> Non
     assert {name for section in SECTIONS.values() for name in section.needs} <= set(needs.NEEDS)
     for name, need in needs.NEEDS.items():
         assert not (missing := need.ask()) or (missing.why and missing.then), name
-
-
-@pytest.mark.parametrize("version", ["", "2.13", "2.13.0 numpy"])
-def test_another_torch_to_test_with_is_named_by_its_version(version: str) -> None:
-    done = subprocess.run(
-        [ROOT / "tests/other_torch.sh"], env=dict(os.environ) | {"TORCH": version}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (78, "")
-    assert f"TORCH='{version}' is not a version of PyTorch such as 2.13.0" in done.stderr
 
 
 def test_tests_that_run_with_another_torch_import_none_themselves() -> None:

@@ -329,7 +329,7 @@ def test_a_frozen_launcher_that_wakes_after_its_replacement_took_over_overwrites
             copier(store, old_run).tick()
 
 
-def test_two_launchers_that_claim_the_same_attempt_cannot_both_have_it(tmp_path: Path) -> None:
+def test_two_launchers_that_claim_the_same_attempt_cannot_both_have_it() -> None:
     store = FakeStore()
     claim(store, "run", 1, {"nonce": "a", "host": "one"})
     claim(store, "run", 1, {"nonce": "a", "host": "one"})  # the answer to the first was lost

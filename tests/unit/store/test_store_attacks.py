@@ -291,9 +291,7 @@ def test_folders_in_folders_without_end_do_not_end_a_listing_with_a_traceback(
 
 
 @pytest.mark.parametrize("where", ["the folder", "a file in it"])
-def test_what_is_fetched_goes_through_no_link_that_others_put_there(
-    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_what_is_fetched_goes_through_no_link_that_others_put_there(tmp_path: Path, victim: Path, where: str) -> None:
     store, before = FakeStore({"data/a": b"content"}), contents(victim)
     files = find_files(store, "data")
     folder = tmp_path / f".out.fetching-{socket.gethostname()}"

@@ -206,7 +206,7 @@ def test_etags_that_are_no_md5_can_be_ignored(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "./a", "a//b", "/etc/x", "a\0b"])
-def test_names_that_no_file_here_can_have_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_that_no_file_here_can_have_are_refused(name: str) -> None:
     with pytest.raises(StoreRefusedError, match="which no file here can have"):
         find_files(make_store({**CORPUS, name: b"x"}), "data/corpus")
 

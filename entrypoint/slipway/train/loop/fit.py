@@ -35,9 +35,9 @@ from slipway.train.observe.replay import WrongArithmeticError
 from slipway.train.observe.replicas import ReplicasDifferError
 from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.observe.witness import open_witness
-from slipway.train.snapshots.memory_buffers import Rhythm
 from slipway.train.task import Task, Validation, evaluating
 from slipway.train.worker.context import Context
+from slipway.train.worker.rhythm import MemoryRhythm
 
 MOMENT = 0.5  # seconds; a rank that waits longer for data reports it
 
@@ -106,7 +106,7 @@ def train_from_here(training: Training, phase: Phase) -> str:
         training.total, training.step, context.is_local_leader, first and context.place.bar, task.unit, units
     )
     training.loader.start(training.position)
-    training.snapshots.rhythm = Rhythm(training.snapshots.rhythm.every, training.step)
+    training.snapshots.rhythm = MemoryRhythm(training.snapshots.rhythm.every, training.step)
     try:
         return take_steps(training, metrics, progress, phase)
     finally:

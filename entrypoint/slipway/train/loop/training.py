@@ -32,11 +32,12 @@ from slipway.train.observe.witness import Witness, is_proving
 from slipway.train.parallel.data_parallel import DataParallel, Parallel, compute_alone
 from slipway.train.parallel.pipeline import PipelineParallel
 from slipway.train.snapshots.job import JobSnapshots
-from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import single_part
 from slipway.train.snapshots.writer import Writer
 from slipway.train.task import Task
 from slipway.train.worker.context import Context
+from slipway.train.worker.rhythm import MemoryRhythm
 
 
 @dataclass
@@ -112,7 +113,7 @@ def begin_training(task: Task, options: Common, context: Context) -> Training:
             context,
             Writer(context.place.run_dir / SNAPSHOTS, options.keep, lambda: context.place.superseded, context.warn),
             MemoryBuffers(() if task.split or context.place.local_rank else context.place.memory, context.warn),
-            Rhythm(0 if task.split else 1 if is_proving(os.environ) else options.memory_every, 0),
+            MemoryRhythm(0 if task.split else 1 if is_proving(os.environ) else options.memory_every, 0),
             are_finite,
             single_part(context.place),
         ),

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from slipway.options.common import AUTO
 from slipway.protocol.mistake import ExplainedError
 from slipway.train.observe.comparability import NoCollectives, listing, repeatable
 from slipway.train.observe.comparison import ComparableRanks, Signature, divide, find_wrong_ranks
@@ -31,10 +30,11 @@ from slipway.train.observe.micro_batches import (
     require_dense,
     take_apart,
 )
-from slipway.train.observe.replicas import TIMED, UNTIMED, ReplicaExchange, ReplicasDifferError, interval
+from slipway.train.observe.replicas import ReplicaExchange, ReplicasDifferError
 from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
 from slipway.train.snapshots.tensors import is_dense, raw_bytes, sum_of_bits
 from slipway.train.worker.context import Context
+from slipway.train.worker.rhythm import CheckInterval
 
 Batch = tuple[Any, ...]
 # Of a micro-batch: loss and gradients of all parameters (None where there is none), on this rank alone, without effects on the
@@ -110,10 +110,10 @@ class Replays:
         `alike`: whether `compute` is known to be the same on all ranks. Otherwise no rank is named before all have agreed once.
         """
         self._context, self._model, self._compute, self._alike = context, model, compute, alike
-        self._every = 0 if context.side is None else every
+        self._interval = CheckInterval(context, 0 if context.side is None else every)
         self._asked = every != 0
-        self._recorded = self._every != 0  # in snapshots, also after the replays have ended by themselves
-        self._steps, self._since, self._once, self._turn = 0, 0.0, 0.0, 0
+        self._recorded = self.active  # in snapshots, also after the replays have ended by themselves
+        self._once, self._turn = 0.0, 0
         self._kept: Given | Exception | None = None
         self._checked = False
         self._kinds = divide(kinds or [0] * context.place.world_size)
@@ -135,7 +135,7 @@ class Replays:
     @property
     def active(self) -> bool:
         """Whether micro-batches are replayed."""
-        return self._every != 0
+        return self._interval.every != 0
 
     @property
     def right_until(self) -> str:
@@ -163,7 +163,7 @@ class Replays:
 
     def keep(self, step: int, batch: Batch) -> None:
         """Keep the first micro-batch of a step if it is to be replayed; call before anything is computed with it."""
-        if self._is_due(step) and self._turn == self._context.place.rank:
+        if self._interval.is_next(step) and self._turn == self._context.place.rank:
             tensors: dict[str, torch.Tensor] = {}
             try:
                 self._kept = Given(take_apart(batch, "batch", tensors), tensors)
@@ -172,26 +172,10 @@ class Replays:
 
     def check(self, step: int) -> None:
         """Call after each step on every rank. Raises WrongArithmeticError or ReplicasDifferError, on all ranks."""
-        if not self.active:
-            return
-        due, choosing = self._is_due(step), self._every == AUTO
-        self._steps += choosing
-        if choosing and self._steps == UNTIMED:
-            self._since = time.monotonic()
-        if not due:
-            return
-        begun, self._once = time.monotonic(), 0.0
-        if choosing:
-            self._steps = 0  # if the training returns to a snapshot, its steps are timed again
-        self._replay(step)
-        if choosing and self.active:
-            cost, per_step = time.monotonic() - begun - self._once, (begun - self._since) / TIMED
-            self._every = int(self._context.share(torch.tensor([interval(cost, per_step)])))
-
-    def _is_due(self, step: int) -> bool:
-        if self._every == AUTO:
-            return self._steps + 1 == UNTIMED + TIMED
-        return isinstance(self._every, int) and self._every > 0 and step % self._every == 0
+        if self._interval.is_due(step):
+            begun, self._once = time.monotonic(), 0.0
+            self._replay(step)
+            self._interval.choose(time.monotonic() - begun - self._once)
 
     def _replay(self, step: int) -> None:
         source, self._turn = self._turn, (self._turn + 1) % self._context.place.world_size
@@ -213,7 +197,7 @@ class Replays:
                     return
                 self._require_equal_weights()
         except ReplayError as reason:
-            self._every = 0
+            self._interval.every = 0
             self._context.say(f"note: replays are turned off: {reason}")
             return
         self._judge(first, again, source, wrong)
@@ -417,7 +401,7 @@ class Replays:
         place = self._first_place(kinds[0].pick(first), kinds[0].pick(again)) if kinds else ""
         sure = self.agreed or (self._alike and ranks)
         if not wrong.ranks and (ranks is None or not sure):
-            self._every = 0
+            self._interval.every = 0
             self._context.say(
                 "warning: replays are turned off: results differ between ranks, or between two passes on one rank, first in "
                 f"{place}. {TO_REPEAT}"

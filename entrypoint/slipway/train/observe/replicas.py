@@ -9,7 +9,6 @@ gradients are averaged makes all replicas wrong in the same way, and is not dete
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from slipway.protocol.mistake import ExplainedError
 from slipway.protocol.printable import counted
 from slipway.train.snapshots.tensors import raw_bytes, sum_of_bits
 from slipway.train.worker.context import Context
+from slipway.train.worker.rhythm import CheckInterval
 
 NAMED = 3  # tensors in a message
 
@@ -86,11 +86,6 @@ def verify_replicas(
         raise ReplicasDifferError(str(difference), difference)
 
 
-SHARE = 0.005  # of training time that comparing may take with --verify-every auto
-JITTER = 1.4  # times one rank's cost: all wait for the slowest (two CPU ranks: 4.8 ms where 3.3 were timed)
-UNTIMED, TIMED = 3, 8  # steps that are skipped, and then timed, before the interval is chosen
-
-
 class Verification:
     """Compares the replicas of one training every few steps.
 
@@ -105,28 +100,29 @@ class Verification:
         A single process has nothing to compare with.
         """
         alone = context.side is None
-        self._context, self._tensors, self._every = context, tensors, 0 if alone else every
+        self._context, self._tensors, self._interval = context, tensors, CheckInterval(context, 0 if alone else every)
         self._exchange = None if alone else ReplicaExchange(context.side)
         self._sums: torch.Tensor | None = None  # taken, and perhaps still being copied from the device
         self._taken = torch.cuda.Event() if context.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._under_way: tuple[torch.Tensor, torch.Tensor, dist.Work] | None = None
-        self._steps, self._since = 0, 0.0
 
     def check(self, step: int) -> None:
         """Call after each step on every rank. Raises ReplicasDifferError, on all ranks, within three steps of a comparison."""
-        if self._every == AUTO:
-            self._choose()
-        if not isinstance(self._every, int) or not self._every:
-            return
         self._finish()
         if self._sums is not None:
             self._begin()
-        if step % self._every == 0:
-            self._take()
+        if not self._interval.is_due(step):
+            return
+        begun = time.monotonic()
+        self._take()
+        if self._interval.every == AUTO:
+            if self._taken is not None:
+                self._taken.synchronize()
+            self._interval.choose(time.monotonic() - begun)
 
     def verify(self) -> None:
         """Compare now, on every rank, unless comparisons are off. Raises ReplicasDifferError, on all ranks."""
-        if self._exchange is None or self._every == 0:
+        if self._exchange is None or self._interval.every == 0:
             return
         self.forget()
         self._take()
@@ -164,30 +160,6 @@ class Verification:
         self._under_way = None
         if not are_equal(largest) and (difference := self._exchange.describe(self._tensors(), sums)):
             raise ReplicasDifferError(str(difference), difference)
-
-    def _choose(self) -> None:
-        """Time some steps and a comparison, and let rank 0 choose the interval for all."""
-        self._steps += 1
-        if self._steps == UNTIMED:
-            self._since = time.monotonic()
-        if self._steps < UNTIMED + TIMED:
-            return
-        if self._taken is not None:
-            torch.cuda.synchronize(self._context.device)
-        per_step = (time.monotonic() - self._since) / TIMED
-        began = time.monotonic()
-        self._take()
-        if self._taken is not None:
-            self._taken.synchronize()
-        taken = time.monotonic() - began
-        self._begin()  # the result is checked after the next step, like any other
-        chosen = torch.tensor([interval(taken, per_step)])
-        self._every = int(self._context.share(chosen))
-
-
-def interval(cost: float, per_step: float) -> int:
-    """Return the steps between comparisons so that they take no more than SHARE of the time; both arguments in seconds."""
-    return max(1, math.ceil(JITTER * cost / (SHARE * max(per_step, 1e-6))))
 
 
 def replicated(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

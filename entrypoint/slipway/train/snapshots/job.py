@@ -15,7 +15,7 @@ import torch
 
 from slipway.protocol.phases import Phase
 from slipway.protocol.snapshots import list_snapshots, snapshot_name, snapshot_step
-from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import RankParts
 from slipway.train.snapshots.resume import POLL, SharedSnapshot, set_aside_together, share_snapshot
 from slipway.train.snapshots.snapshot import Snapshot, Suspicion
@@ -23,6 +23,7 @@ from slipway.train.snapshots.state import random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.worker.context import Context
 from slipway.train.worker.launcher import PeerError
+from slipway.train.worker.rhythm import MemoryRhythm
 
 
 class Contents(Protocol):
@@ -56,7 +57,7 @@ class JobSnapshots:
     context: Context
     writer: Writer
     memory: MemoryBuffers
-    rhythm: Rhythm  # of those in memory
+    rhythm: MemoryRhythm  # of those in memory
     sound: Callable[[list[torch.Tensor]], bool]  # whether floating-point tensors may be in one that is in memory
     parts: RankParts  # which ranks hold the same tensors
     saved: Hashable = None  # the mark of the last snapshot, the same on all ranks

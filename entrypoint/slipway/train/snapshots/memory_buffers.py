@@ -1,24 +1,21 @@
 """Snapshots in memory that outlives this process: two buffers, used in turn, that the node's launcher holds.
 
 A snapshot in memory has the same content as one on disk. The tensors are copied as the writer copies them (writer.py); a thread
-then checks that all numbers are finite, sums them and writes the header (protocol/memory.py). `Rhythm` decides at which
+then checks that all numbers are finite, sums them and writes the header (protocol/memory.py). `MemoryRhythm` decides at which
 steps snapshots are taken: as often as costs next to nothing.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import time
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import median, median_low
 from threading import Thread
 from typing import Any
 
@@ -273,53 +270,3 @@ def load_tensor(file: int, shape: list[int], dtype: str, begin: int) -> torch.Te
             raise ValueError("it is truncated")
         done += read
     return tensor
-
-
-# Of training time that snapshots in memory may cost. With what is not measured, such as caches that a copy empties, they take
-# less than 1 % (bench/overhead.py).
-SHARE = 0.0075
-LAST = 3  # measurements whose median counts: one outlier, such as a garbage collection, does no harm
-EARLY = 0.1  # of training time until there are so many: one outlier does not postpone the next snapshot for long
-
-
-class Rhythm:
-    """The steps of snapshots in memory: every `every` steps, or as often as SHARE allows; the same on all ranks."""
-
-    def __init__(self, every: str | int, step: int) -> None:
-        """Start at `step`. `every`: steps, 0 for none, or `auto`."""
-        self.every = every
-        self.exchanging = 0.0  # s that this rank's last exchange took, including its wait for others
-        self.copying = 0.0  # s for which its last snapshot delayed training after that
-        self._costs: deque[float] = deque(maxlen=LAST)  # s of training time that one cost
-        self._paces: deque[float] = deque(maxlen=LAST)  # s of a step
-        self._since = step, time.perf_counter()
-        self.due: float = step + 1 if every == "auto" else math.inf if every == 0 else next_multiple(int(every), step)
-
-    def pace(self, step: int) -> float:
-        """Return the seconds per step on this rank since the last snapshot."""
-        before, then = self._since
-        return (time.perf_counter() - then) / max(1, step - before)
-
-    def go_on(self, step: int, cost: float, pace: float, kept: bool) -> None:
-        """Choose the step of the next snapshot. `cost`: seconds that the last one took from training, 0 if that was not measured;
-        `pace`: seconds per step; `kept`: whether each part of a snapshot has a node that can keep it. If not, no more are taken.
-
-        All ranks pass the same values.
-        """
-        self._since = step, time.perf_counter()
-        if cost:
-            self._costs.append(cost)
-        self._paces.append(pace)
-        if not kept:
-            self.due = math.inf
-        elif self.every == "auto":
-            cost = median_low(self._costs) if self._costs else 0.0
-            share = SHARE if len(self._costs) == LAST else EARLY
-            self.due = step + max(1, math.ceil(cost / (share * median(self._paces))))
-        else:
-            self.due = next_multiple(int(self.every), step)
-
-
-def next_multiple(every: int, step: int) -> int:
-    """Return the first multiple of `every` after `step`."""
-    return (step // every + 1) * every

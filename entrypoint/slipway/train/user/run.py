@@ -34,13 +34,12 @@ from slipway.train.loop.metrics import keep_first_metrics
 from slipway.train.observe.sinks import Sinks, open_sinks
 from slipway.train.observe.witness import is_proving, open_witness
 from slipway.train.snapshots.job import JobSnapshots
-from slipway.train.snapshots.memory_buffers import MemoryBuffers, Rhythm
+from slipway.train.snapshots.memory_buffers import MemoryBuffers
 from slipway.train.snapshots.parts import KEPT
 from slipway.train.snapshots.state import set_random_states
 from slipway.train.snapshots.writer import Writer
 from slipway.train.user.contents import RunContents
 from slipway.train.user.counts import Counts
-from slipway.train.user.disk_rhythm import DiskRhythm
 from slipway.train.user.found import found_objects
 from slipway.train.user.generators import all_random_states
 from slipway.train.user.gradients import Gradients
@@ -61,6 +60,7 @@ from slipway.train.worker.launcher import (
     WorkerOutcome,
     write_outcome,
 )
+from slipway.train.worker.rhythm import DiskRhythm, MemoryRhythm
 
 PATIENCE = 1000  # boundaries with pending gradients after which the user is told
 ALONE = 30.0  # seconds for which a rank at its end waits for the others before it says so
@@ -204,7 +204,7 @@ class ResumableRun:
                     context.warn,
                 ),
                 MemoryBuffers(place.memory if parts.in_memory else (), context.warn, parts.sharing),
-                Rhythm("auto" if memory_every is None else memory_every, 0),
+                MemoryRhythm(memory_every, 0),
                 lambda tensors: True,  # a mask with -inf is no mistake
                 parts,
             )
@@ -555,7 +555,7 @@ class ResumableRun:
             context.progress(self.number)
         if place.rank == 0:
             self._counts.lines = keep_first_metrics(place.run_dir / METRICS_FILE, self._counts.lines)
-        self._snapshots.rhythm = Rhythm(self._snapshots.rhythm.every, self.number)
+        self._snapshots.rhythm = MemoryRhythm(self._snapshots.rhythm.every, self.number)
         self._disk = DiskRhythm(self._disk.every, self.number)
         if found is not None:
             self._snapshots.settle(found, self._contents, due=False)

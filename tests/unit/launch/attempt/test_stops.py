@@ -13,7 +13,7 @@ from slipway.launch.attempt.stops import SAME_STOP, Stop, Stops, ask_to_stop, ra
 
 
 @pytest.fixture
-def stops(tmp_path: Path) -> Iterator[Stops]:
+def stops() -> Iterator[Stops]:
     with Stops() as stops:
         yield stops
 

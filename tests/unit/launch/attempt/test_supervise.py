@@ -135,7 +135,7 @@ def test_a_worker_that_shows_no_sign_of_life_for_long_is_importing_torch(
     ],
 )
 def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, stop: bool, status: int
+    tmp_path: Path, fails: str, stop: bool, status: int
 ) -> None:
     """Without a stop those that are left only wait for the one that failed: seconds for them. Else the grace stands."""
     worker = Worker(fails, tmp_path / "node-0", sleeping(status))
@@ -145,21 +145,20 @@ def test_who_was_asked_to_stop_may_finish_its_snapshot_though_another_fails(
 
 
 @pytest.mark.parametrize(
-    ("beat", "ends"),
+    ("beat", "ends", "number"),
     [
-        ("", True),
-        ('{"phase": "setup", "step": 0, "monotonic": 1.0}', True),
-        ('{"phase": "prepare", "step": 0, "monotonic": 1.0}', True),
-        ('{"phase": "load", "step": 0, "monotonic": 1.0}', True),
-        ('{"phase": "first-step", "step": 0, "monotonic": 1.0}', True),
-        ('{"phase": "train", "step": 1, "monotonic": 1.0}', False),
-        ('{"phase": "save", "step": 1, "monotonic": 1.0}', False),
-        ('{"phase": "finish", "step": 0, "monotonic": 1.0}', False),
+        *(("", True, number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+        ('{"phase": "setup", "step": 0, "monotonic": 1.0}', True, signal.SIGTERM),
+        ('{"phase": "prepare", "step": 0, "monotonic": 1.0}', True, signal.SIGTERM),
+        ('{"phase": "load", "step": 0, "monotonic": 1.0}', True, signal.SIGTERM),
+        ('{"phase": "first-step", "step": 0, "monotonic": 1.0}', True, signal.SIGTERM),
+        ('{"phase": "train", "step": 1, "monotonic": 1.0}', False, signal.SIGTERM),
+        ('{"phase": "save", "step": 1, "monotonic": 1.0}', False, signal.SIGTERM),
+        ('{"phase": "finish", "step": 0, "monotonic": 1.0}', False, signal.SIGTERM),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_job_that_took_no_step_yet_ends_at_once_when_it_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat: str, ends: bool, number: signal.Signals
+    tmp_path: Path, beat: str, ends: bool, number: signal.Signals
 ) -> None:
     worker, said = Worker("", tmp_path / "node-0", sleeping(ends)), list[str]()
     if beat:
@@ -174,9 +173,7 @@ def test_a_job_that_took_no_step_yet_ends_at_once_when_it_is_stopped(
     assert said == [f"{number.name} received: stopping{'' if ends else ','} {end}"]
 
 
-def test_a_stopped_script_is_not_said_to_save_a_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
-) -> None:
+def test_a_stopped_script_is_not_said_to_save_a_snapshot(tmp_path: Path, script: Plan) -> None:
     said: list[str] = []
     asked = (Stop(time.monotonic(), signal.SIGTERM, "SIGTERM"),)
     supervise_worker(tmp_path, Worker("", tmp_path / "node-0"), script, asked, said=said)
@@ -231,9 +228,7 @@ def test_a_save_that_may_take_longer_than_there_is_time_is_announced(
 
 
 @pytest.mark.parametrize("fails", ["", "worker"], ids=["it ends by itself", "it is killed"])
-def test_an_attempt_ends_without_the_processes_of_a_container_runtime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+def test_an_attempt_ends_without_the_processes_of_a_container_runtime(tmp_path: Path, fails: str) -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60; true"], stdout=subprocess.DEVNULL) as runtime:
         worker = Worker(fails, tmp_path / "node-0")
         supervise_worker(tmp_path, worker, plan_for())
@@ -282,7 +277,6 @@ SLEEPS = ("sleep", "60")
 )
 def test_a_script_is_told_of_another_nodes_failure_and_may_save(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     script: Plan,
     command: tuple[str, ...],
     flag: bool,
@@ -304,9 +298,7 @@ def test_who_ended_by_that_sigterm_is_no_cause(
     assert supervise_worker(tmp_path, worker, script).failures == []
 
 
-def test_torchrun_is_not_waited_for_once_the_workers_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Plan
-) -> None:
+def test_torchrun_is_not_waited_for_once_the_workers_ended(tmp_path: Path, script: Plan) -> None:
     """Its own end waits for the torchrun of the other node."""
     worker = Worker("node", tmp_path / "node-0", SLEEPS)
     ended = subprocess.Popen(["true"])

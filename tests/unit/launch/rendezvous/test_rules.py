@@ -69,6 +69,7 @@ LED = Led(make_info(2, 2), "10.0.0.3", 4242)
             Act.CLOSE,
             "elsewhere: another job",
         ),
+        (case(make_state(make_config(), nonce="a"), make_config(), make_member(make_info(0, 2, nonce="b"))), Act.CLOSE, "elsewhere"),
         (case(make_state(make_config(), nonce="a"), make_config(), make_member(make_info(1, 2, nonce="a"))), Act.ADMIT, ""),
         (case(make_state(make_config()), make_config(), make_member(make_info(2, 2))), Act.CLOSE, "never: RANK=2, but"),
         (case(make_state(make_config(), HERE), make_config(), NEW), Act.PING, ""),

@@ -84,9 +84,7 @@ def test_a_finished_job_stays_finished_whatever_its_bookkeeping_meets(
     assert "cannot be started" not in said
 
 
-def test_cannot_be_started_is_said_of_starting(
-    run: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cannot_be_started_is_said_of_starting(run: Callable[[Callable[[], None]], int]) -> None:
     def fails() -> None:
         raise STALE
 

@@ -172,7 +172,7 @@ def test_the_processes_of_a_job_choose_the_same_folder_without_talking(tmp_path:
         choose(environ=FIRST_TASK)
 
 
-def test_a_task_that_comes_late_takes_the_attempt_that_rank_0_wrote_down(tmp_path: Path) -> None:
+def test_a_task_that_comes_late_takes_the_attempt_that_rank_0_wrote_down() -> None:
     """With a launcher per process nothing but the record of the scheduler's start says so."""
     first = TWO_TASKS_PER_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     again = {"SLURM_RESTART_COUNT": "1"}
@@ -198,7 +198,7 @@ def test_processes_that_nothing_names_a_job_for_have_to_be_told_the_folder(
     assert choose(environ=environ, run_dir="mine").path == tmp_path / "mine"
 
 
-def test_a_process_that_comes_late_to_a_new_run_begins_with_the_same_attempt(tmp_path: Path) -> None:
+def test_a_process_that_comes_late_to_a_new_run_begins_with_the_same_attempt() -> None:
     """Without a scheduler nothing tells one start from another, but what rank 0 wrote of a new run is of this one."""
     first = PER_PROCESS | {"RANK": "0", "LOCAL_RANK": "0"}
     plan, _ = ask(environ=first)
