@@ -27,7 +27,7 @@ def run(command: list[str], folder: Path, **environ: str) -> subprocess.Complete
 def run_script(script: str, folder: Path, factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """Run it in bash, which shows each command; one at a time of those that meet at torchrun's usual port."""
     with (factory.getbasetemp().parent / "torchrun's port").open("w") as lock:
-        if "RANK=" in script or "\ntorchrun " in script:
+        if any(words in script for words in ("RANK=", "\ntorchrun ", "--rdzv-endpoint ")):
             fcntl.flock(lock, fcntl.LOCK_EX)
         return run(["bash", "-euo", "pipefail", "-x", "-c", script], folder, HOME=str(folder))
 

@@ -83,6 +83,7 @@ class Rules:
         self._training: dict[str, Team] = {}
         self.lossless: set[str] = set()  # jobs to which nothing happens that may lose a step
         self._highest: dict[str, int] = {}  # step that a job has done
+        self._turn = 0  # of the launcher that has found out its rank last
 
     def fail(self, text: str) -> None:
         """End the simulation: a rule was broken."""
@@ -149,6 +150,14 @@ class Rules:
             if (name, neighbour) not in self._visits:
                 self.fail(f"attempt {attempt.number} started, and {name} never reached {neighbour}")
 
+    def placed(self, launcher: Launcher) -> None:
+        """A launcher has found out its rank: node 0 is where the job's name leads to."""
+        here = launcher.world.network.names[launcher.order.name] == launcher.address
+        if (launcher.rank == 0) != (here and launcher.slot == 0):
+            self.fail(f"{launcher.process.name} is node {launcher.rank}")
+        self._turn += 1
+        launcher.turn = self._turn
+
     def begins(self, launcher: Launcher, run: Run) -> None:
         """The workers of a node are started."""
         attempt = self._known[launcher].attempt
@@ -176,7 +185,7 @@ class Rules:
         """A launcher works on its node's folder: nobody else does."""
         folder = launcher.disk / run.path.name / f"node-{launcher.rank}"
         before = self._writers.get(folder)
-        if before and before is not launcher and not before.done and before.number > launcher.number:
+        if before and before is not launcher and not before.done and before.turn > launcher.turn:
             late = self._world.loop.time() - self._known[launcher].thawed
             if late > LATE:
                 self.fail(
@@ -340,6 +349,8 @@ class Rules:
             ]
             if any(one in there or self._known[one].attempt is final for one in rivals):
                 allowed.add(78)  # the launcher that it was to replace lived on, and kept the place
+            if order.auto and not heard:
+                allowed.add(76)  # all places were taken until the job ended
             if launcher.code not in allowed:
                 self.fail(f"{launcher.process.name} ended with {launcher.code}, allowed are {allowed}")
 

@@ -12,13 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from story import WITH_SPARES, Job, Story, tell
+from story import UNRANKED, WITH_SPARES, Job, Story, tell
 from world import World
 
 
-def replay(seed: int, *, spares: bool = False) -> str:
+def replay(seed: int, *stories: Story) -> str:
     """The command that runs a simulation again."""
-    return f".venv/bin/python tests/sim/simulate.py --seed {seed}{' --spares' * spares}"
+    kind = "" if not stories else " --unranked" if stories == UNRANKED else " --spares"
+    return f".venv/bin/python tests/sim/simulate.py --seed {seed}{kind}"
 
 
 def simulate(seed: int, folder: Path, *stories: Story) -> tuple[World, BaseException | None]:
@@ -34,7 +35,8 @@ def simulate(seed: int, folder: Path, *stories: Story) -> tuple[World, BaseExcep
         world.play(story())
         for job in jobs:
             if job.starts:
-                world.rules.finish(job.order, job.current, job.due, job.attempts)
+                launchers = {one.rank: one for one in job.current.values()}
+                world.rules.finish(job.order, launchers, job.due, job.attempts)
             else:
                 world.rules.never_started(job.order, job.current)
     except Exception as error:
@@ -49,18 +51,20 @@ def main() -> int:
     parser.add_argument("--first", action="store_true", help="end with the first that broke a rule")
     parser.add_argument("--seeds", type=int, default=1, help="how many numbers from there on (default 1)")
     parser.add_argument("--spares", action="store_true", help="jobs with spare nodes")
+    parser.add_argument("--unranked", action="store_true", help="jobs whose launchers find out their ranks")
     chosen = parser.parse_args()
     began, virtual, wrong = time.perf_counter(), 0.0, 0
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            world, error = simulate(seed, Path(folder), *(WITH_SPARES if chosen.spares else ()))
+            stories = WITH_SPARES if chosen.spares else UNRANKED if chosen.unranked else ()
+            world, error = simulate(seed, Path(folder), *stories)
         virtual += world.loop.time()
         if chosen.seeds == 1:
             for at, who, what in world.lines:
                 print(f"{at:10.3f}  {who:<14}  {what}")
         if error:
             wrong += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay(seed, spares=chosen.spares)}")
+            print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay(seed, *stories)}")
             if chosen.first:
                 break
     real = time.perf_counter() - began

@@ -58,11 +58,12 @@ class Job:
             address = self.world.new_machine(ahead=self.dice.choice((0.0, self.dice.uniform(-60, 60))))
         self.current[rank] = self.world.launch(self.order, rank, address, disk)
 
-    async def start_all(self) -> None:
-        """Start all nodes within some seconds."""
+    async def start_all(self, *, late: float = 0.0) -> None:
+        """Start all nodes within some seconds, the last one so many seconds `late` at most."""
         launchers = self.order.nodes + self.order.spares
-        for rank in self.dice.sample(range(launchers), launchers):
-            await asyncio.sleep(self.dice.uniform(0, 3))
+        *most, last = self.dice.sample(range(launchers), launchers)
+        for rank in (*most, last):
+            await asyncio.sleep(self.dice.uniform(0, late if late and rank == last else 3))
             self.start(rank)
 
     def may_fail(self) -> bool:
@@ -96,14 +97,14 @@ def draw_order(name: str, dice: random.Random) -> Order:
 class Harm:
     """The kinds of harm, each a method that harms a node and mends what it can."""
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._world, self._dice = job, job.world, job.dice
+    def __init__(self, job: Job, moments: tuple[str, ...] = MOMENTS) -> None:
+        self._job, self._world, self._dice, self._moments = job, job.world, job.dice, moments
 
     async def strike(self) -> None:
         """Harm a node at a moment."""
         dice, job = self._dice, self._job
         if dice.random() < 0.4:
-            kind = dice.choice(MOMENTS)
+            kind = dice.choice(self._moments)
             struck = asyncio.ensure_future(self._world.message(kind, job.order.name))
             done, _ = await asyncio.wait([struck], timeout=60)
             if not done:
@@ -118,7 +119,7 @@ class Harm:
             return
         kinds = [self.kill, self.power_cut, self.cut_off, self.freeze, self.replace_frozen, self.crash, self.hang]
         kinds += (
-            [self.reset] if launcher.rank and 0 in job.current else []
+            [self.reset] if launcher.slot and 0 in job.current else []
         )  # a machine's connections to itself are safe
         if not launcher.process.alive or launcher.process.frozen:
             return
@@ -166,7 +167,7 @@ class Harm:
         """It is frozen, another launcher is started in its place elsewhere, and later it runs again."""
         order, least = launcher.order, 0.0
         if (
-            launcher.rank == 0
+            launcher.slot == 0
         ):  # two nodes 0 that live lead two jobs, and no launcher could tell which is the right one:
             if order.least < order.nodes and not order.shared:
                 return  # where so many are enough for each, only a common disk keeps them apart
@@ -175,8 +176,8 @@ class Harm:
         launcher.process.freeze()
         replaced = self._dice.uniform(0, 20)
         await asyncio.sleep(replaced)
-        if self._job.current[launcher.rank] is launcher:
-            self._job.start(launcher.rank)
+        if self._job.current[launcher.slot] is launcher:
+            self._job.start(launcher.slot)
         await asyncio.sleep(max(self._dice.uniform(0, 40), least - replaced))
         self._thaw(launcher)
 
@@ -197,12 +198,12 @@ class Harm:
             thaw(launcher)
 
     def _restart(self, launcher: Launcher) -> None:
-        if self._job.current[launcher.rank] is not launcher:
+        if self._job.current[launcher.slot] is not launcher:
             return
         if self._dice.random() < 0.6:
-            self._job.start(launcher.rank, launcher.address, disk=launcher.disk)
+            self._job.start(launcher.slot, launcher.address, disk=launcher.disk)
         else:
-            self._job.start(launcher.rank)
+            self._job.start(launcher.slot)
 
 
 async def harmed(world: World) -> list[Job]:
@@ -211,6 +212,29 @@ async def harmed(world: World) -> list[Job]:
     harms = [Harm(job).strike() for _ in range(world.dice.randrange(4))]
     await asyncio.gather(job.start_all(), *harms)
     return [job]
+
+
+async def unranked(world: World) -> list[Job]:
+    """A job whose launchers find out their ranks, some of them late. Harm is done to them, also while they ask, and a launcher of
+    another job asks the same node 0.
+    """
+    dice = world.dice
+    order = dataclasses.replace(draw_order("trainer", dice), auto=True, spares=dice.choice((0, 0, 1)))
+    job = Job(world, dataclasses.replace(order, least=order.nodes) if order.spares else order)
+    harms = [Harm(job, ("ask", "ask", "assigned", *MOMENTS)).strike() for _ in range(dice.randrange(4))]
+    await asyncio.gather(job.start_all(late=dice.choice((0.0, 60.0))), go_astray(job), *harms)
+    return [job]
+
+
+async def go_astray(job: Job) -> None:
+    """A launcher of another job asks node 0 of this one for a rank: it never gets any."""
+    world = job.world
+    await asyncio.sleep(world.dice.uniform(0, 60))
+    if 0 not in job.current or any(one.done for one in job.current.values()):
+        return
+    order = dataclasses.replace(job.order, name="stray")
+    world.network.names[order.name] = job.current[0].address
+    world.launch(order, 1, world.new_machine(), world.folder / order.name)
 
 
 async def misled(world: World) -> list[Job]:
@@ -894,6 +918,7 @@ STORIES = (
     *(harmed,) * 14, *(misled,) * 2, *(stopped,) * 2, *(failing,) * 2, failing_together, apart, latecomer, split, told_to_go,
     *(reclaimed,) * 3, all_reclaimed, never_replaced,
 )  # fmt: skip
+UNRANKED = (unranked,)
 WITH_SPARES = (
     *(spared,) * 3, in_turn, idle_spares, *(handed_over,) * 2, replaced, *(headless,) * 3, *(deposed,) * 3, *(parted,) * 2, woken, succeeded, unheard, hurried, bereaved, stunned, overlooked,
 )  # fmt: skip

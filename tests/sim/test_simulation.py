@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from simulate import replay, simulate
 from story import (
+    UNRANKED,
     WITH_SPARES,
     Job,
     Story,
@@ -52,6 +53,12 @@ def test_no_rule_is_broken_in_jobs_with_spare_nodes(first: int, tmp_path: Path) 
     play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, *WITH_SPARES)
 
 
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, 2 * CHUNK))
+def test_launchers_that_find_out_their_ranks_have_one_each(first: int, tmp_path: Path) -> None:
+    """Half of the seeds."""
+    play(range(first, min(first + CHUNK, FIRST + SEEDS)), tmp_path, *UNRANKED)
+
+
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, 5 * CHUNK))
 def test_somebody_without_the_token_changes_nothing(first: int, tmp_path: Path) -> None:
     """A fifth of the seeds."""
@@ -83,7 +90,7 @@ def play(seeds: range, folder: Path, *stories: Story) -> None:
     for seed in seeds:
         _, error = simulate(seed, folder / str(seed), *stories)
         if error:
-            wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed, spares=bool(stories))}"
+            wrong[seed] = f"{type(error).__name__}: {error}\n  replay it: {replay(seed, *stories)}"
     assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, text in wrong.items())
 
 

@@ -27,10 +27,13 @@ from slipway.launch.interruptions.metadata import SERVICES
 from slipway.launch.interruptions.watch import NoticeWatch
 from slipway.launch.job import Attempts, JobParts
 from slipway.launch.node import enter
+from slipway.launch.node_rank import claim_rank
 from slipway.launch.rendezvous.config import RendezvousConfig
+from slipway.launch.rendezvous.connection_errors import RankTakenError
 from slipway.launch.rendezvous.messages import AttemptStart, NodeInfo
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
+from slipway.launch.resolve.rdzv import Rdzv
 from slipway.launch.resolve.spot import Watched
 from slipway.launch.run_directory.bookkeeping import Milestones
 from slipway.launch.run_directory.node_directory import Beat
@@ -85,13 +88,14 @@ class Order:
     restarts: int = 20
     replaces: bool = False
     spares: int = 0
+    auto: bool = False  # whether the launchers find out their ranks
 
     def environ(self, rank: int, folder: Path) -> dict[str, str]:
         """The environment in which the launcher of a node is started."""
         size = str(self.nodes) if self.least == self.nodes else f"{self.least}:{self.nodes}"
         size += f"+{self.spares}" if self.spares else ""
         return {
-            "RANK": str(rank),
+            "RANK": "auto" if self.auto else str(rank),
             "WORLD_SIZE": size,
             "MASTER_ADDR": self.name,
             "MASTER_PORT": "29500",
@@ -108,12 +112,15 @@ class Order:
 
 
 class Launcher:
-    """The launcher of one node, from its start to its exit code."""
+    """The launcher of one node, from its start to its exit code. `slot` is the number with which it was started, and its rank unless
+    it finds out another one; its rank is below 0 until then.
+    """
 
-    def __init__(self, world: World, order: Order, rank: int, address: str, disk: Path) -> None:
-        self.world, self.order, self.rank, self.address, self.disk = world, order, rank, address, disk
-        self.number = len(world.launchers)
-        self.process = Process(f"{order.name}/{rank}#{self.number}", address)
+    def __init__(self, world: World, order: Order, slot: int, address: str, disk: Path) -> None:
+        self.world, self.order, self.slot, self.address, self.disk = world, order, slot, address, disk
+        self.rank = -1 - slot if order.auto else slot
+        self.number = self.turn = len(world.launchers)  # who has a rank in turn, as its folder's owners come
+        self.process = Process(f"{order.name}/{slot}#{self.number}", address)
         self.dice = random.Random(world.seed * 1_000_003 + 7 * self.number)
         self.code: int | None = None
         self.replaced = False  # whether another launcher was started in its place
@@ -160,20 +167,47 @@ class Launcher:
 
     def _launch(self) -> int:
         """What run_job does."""
-        environ = self.order.environ(self.rank, self.disk)
-        job = Job(plan_for(("linear",), environ), make_sources(environ), make_devices(), environ, None, make_host())
+        environ, rdzv = self.order.environ(self.slot, self.disk), Rdzv(id=self.order.name)
+        plan, sources = plan_for(("linear",), environ, rdzv=rdzv), make_sources(environ, rdzv=rdzv)
+        job = Job(plan, sources, make_devices(), environ, None, make_host())
+        if not self.order.auto:
+            return self._take_part(job, None)
+        while True:
+            placed, listening = claim_rank(job, self.stops, clock=self.clock, adapt=self._adapt, run=self._block)
+            self.rank = placed.plan.topology.node_rank
+            self.world.rules.placed(self)
+            try:
+                return self._take_part(placed, listening)
+            except RankTakenError as error:
+                self._say(str(error))
+                self.rank = -1 - self.slot
+                self.stops.listen(lambda: None)
+
+    def _block(self, work: Coroutine[Any, Any, Any]) -> Any:
+        task = self.world.loop.create_task(work)
+        self.program.block(task)
+        return task.result()
+
+    def _take_part(self, job: Job, listening: Any) -> int:
+        """What run_node does."""
         with ExitStack() as stack:
-            node = enter(job, stack, self.clock)
-            nodes = stack.enter_context(
-                SeveralNodes(job, self.stops, clock=self.clock, rendezvous=self._make_rendezvous)
+            nodes = SeveralNodes(
+                job, self.stops, listening=listening, clock=self.clock, rendezvous=self._make_rendezvous
             )
+            if listening:
+                stack.enter_context(nodes)
+            node = enter(job, stack, self.clock)
+            if not listening:
+                stack.enter_context(nodes)
             parts = JobParts(self.clock, self._attempt, self._make_lock, lambda job, spare: None)
             return Attempts(job, node, nodes, self.stops, stack, parts).run()
 
-    def _make_rendezvous(self, config: RendezvousConfig) -> SimulatedRendezvous:
+    def _adapt(self, config: RendezvousConfig) -> RendezvousConfig:
         network, name = self.world.network.seen_from(self.process), self.process.name
-        config = dataclasses.replace(config, network=network, random=self.dice, process=name, say=self._say)
-        self.rendezvous = SimulatedRendezvous(config, self)
+        return dataclasses.replace(config, network=network, random=self.dice, process=name, say=self._say)
+
+    def _make_rendezvous(self, config: RendezvousConfig) -> SimulatedRendezvous:
+        self.rendezvous = SimulatedRendezvous(self._adapt(config), self)
         return self.rendezvous
 
     def _say(self, line: str) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from virtual_time import HERE, Process, VirtualLoop
 
 from slipway.launch.rendezvous.config import Network
-from slipway.protocol.errors import CONFIGURATION, LaunchError
+from slipway.launch.resolve.connectivity import PortInUseError
+from slipway.protocol.errors import CONFIGURATION
 
 AGAIN = 0.2  # seconds until a kernel tries again to send what was not acknowledged
 SEEN_AS: ContextVar[str] = ContextVar(
@@ -102,7 +103,7 @@ class VirtualNetwork:
             listen=lambda port, loopback=False: self.listen(process, port),
             free_port=lambda port: port,
             interface_towards=lambda address, one_machine=False: "eth0",
-            own_names=lambda: (process.address,),
+            own_names=lambda: (f"host-{process.address}", process.address),
         )
 
     def listen(self, process: Process, port: int) -> Any:
@@ -112,7 +113,7 @@ class VirtualNetwork:
             machine.ports += 1
             port = machine.ports
         if port in machine.listeners:
-            raise LaunchError(f"MASTER_PORT={port} is in use on this node", CONFIGURATION)
+            raise PortInUseError(f"MASTER_PORT={port} is in use on this node", CONFIGURATION)
         listener = Listener(machine, port, process)
         machine.listeners[port] = listener
         process.at_death(listener.close)
@@ -177,10 +178,29 @@ class Listener:
         """The address, as of a socket."""
         return self.machine.address, self.port
 
+    def dup(self) -> ListenerCopy:
+        """Another socket on the same port."""
+        return ListenerCopy(self)
+
     def close(self) -> None:
         """Give the port back."""
         if self.machine.listeners.get(self.port) is self:
             del self.machine.listeners[self.port]
+
+
+class ListenerCopy:
+    """A copy of a socket that listens: once its server is closed, the port is still taken."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.__dict__["listener"] = listener
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A server takes connections of the port."""
+        setattr(self.listener, name, value)
+
+    def close(self) -> None:
+        """Take no more of them."""
+        self.listener.factory = None
 
 
 class End(asyncio.Transport):

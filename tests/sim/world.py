@@ -55,11 +55,11 @@ class World:
         self.network.apart -= pairs(ones, others)
         self.log("network", f"MENDED: {', '.join(ones)} and {', '.join(others)} reach each other")
 
-    def launch(self, order: Order, rank: int, address: str, disk: Path) -> Launcher:
+    def launch(self, order: Order, slot: int, address: str, disk: Path) -> Launcher:
         """Start the launcher of a node on a machine; node 0's address is what the job's name leads to."""
-        if rank == 0:
+        if slot == 0:
             self.network.names[order.name] = address
-        launcher = Launcher(self, order, rank, address, disk)
+        launcher = Launcher(self, order, slot, address, disk)
         self.launchers.append(launcher)
         self.log(launcher.process.name, f"starts on {address}")
         return launcher

@@ -71,7 +71,7 @@ MISTAKES = {
         Mistake("gpt --output_dir out", "--output-dir", 2),
         Mistake("gpt --resume_from_checkpoint auto", "--resume-from-checkpoint", 2),
         Mistake("gpt --block_size 256", "--block-size", 2),
-        Mistake("run --rdzv-endpoint n0:29500 train.py", "--rdzv-endpoint", 78, TWO_NODES, SCRIPT),
+        Mistake("run --rdzv-backend etcd --rdzv-endpoint n0:2379 train.py", "--rdzv-backend", 78, TWO_NODES, SCRIPT),
         Mistake("run --log-dir logs train.py", "--log-dir", 78, files=SCRIPT),
     ),
     "Values": (

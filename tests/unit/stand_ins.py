@@ -15,6 +15,7 @@ from slipway.launch.resolve.catalog import find_workload
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.host import Host
 from slipway.launch.resolve.plan import Plan, make_plan
+from slipway.launch.resolve.rdzv import Rdzv
 from slipway.launch.resolve.runtimes import detect_runtime
 from slipway.launch.resolve.sources import Sources
 from slipway.launch.resolve.topology import Topology, resolve_topology
@@ -69,8 +70,8 @@ def plan_for(
     mended: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Plan:
-    """The plan for the words after `slipway run`; `more` is `devices` or `env_file`."""
-    sources = make_sources(environ or {}, options, env_file=more.get("env_file", {}))
+    """The plan for the words after `slipway run`; `more` is `devices`, `rdzv` or `env_file`."""
+    sources = make_sources(environ or {}, options, env_file=more.get("env_file", {}), rdzv=more.get("rdzv", Rdzv()))
     topology = resolve_topology(sources, more.get("devices") or make_devices(), make_host(mended=mended))
     workload, arguments = find_workload(words)
     return make_plan(topology, workload, arguments, sources)

@@ -61,8 +61,7 @@ def examine(
         own = NodeReport(own.node_rank, own.host, (*findings, skipped(OTHERS, reason)))
         return own, (own,)
     say(f"check: meeting the other nodes ({topology.nodes} in all), then an all-reduce")
-    reports = meet(Job(make_plan(topology, CHECK, (), sources), sources, devices, environ, None, host), own)
-    return next(report for report in reports if report.node_rank == own.node_rank), reports
+    return meet(Job(make_plan(topology, CHECK, (), sources), sources, devices, environ, None, host), own)
 
 
 def find_place(sources: Sources, devices: Devices, host: Host) -> tuple[Topology | None, tuple[Finding, ...]]:

@@ -25,6 +25,11 @@ class NodeReport:
     host: str
     findings: tuple[Finding, ...]
 
+    @property
+    def rank(self) -> int | None:
+        """The node rank, None as long as it is unknown."""
+        return self.node_rank if self.node_rank >= 0 else None
+
 
 def ok(what: str, found: str) -> Finding:
     """Nothing to do."""

@@ -22,6 +22,7 @@ from slipway.launch.attempt.stops import Stops
 from slipway.launch.attempt.terminal import say
 from slipway.launch.job import Attempts
 from slipway.launch.node import enter
+from slipway.launch.node_rank import claim_rank
 from slipway.launch.rendezvous.membership import draw_table, find_differences
 from slipway.launch.rendezvous.messages import Finding, Peer
 from slipway.launch.resolve.catalog import CHECK
@@ -50,16 +51,20 @@ class InterruptedCheckError(Exception):
         self.code = code
 
 
-def meet(job: Job, own: NodeReport) -> tuple[NodeReport, ...]:
-    """The reports of all nodes, by node rank; this node's alone, with an error row, where they cannot meet.
+def meet(job: Job, own: NodeReport) -> tuple[NodeReport, tuple[NodeReport, ...]]:
+    """This node's report, with the rank that it has found out, and those of all nodes, by node rank; this node's alone, with an
+    error row, where they cannot meet.
 
     Raises InterruptedCheckError for a stop.
     """
     with tempfile.TemporaryDirectory(prefix="slipway-check-") as name:
         folder = Path(name)
         seconds = job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT") + EXCHANGE_SECONDS
-        peers, trouble = start(passing(job, folder), folder / RUN, seconds, own)
-        return assemble(own, peers, RunDirectory(folder / RUN).content(CHECK_FILE), trouble)
+        peers, trouble, rank = start(passing(job, folder), folder / RUN, seconds, own)
+        reports = assemble(
+            dataclasses.replace(own, node_rank=rank), peers, RunDirectory(folder / RUN).content(CHECK_FILE), trouble
+        )
+        return next(report for report in reports if report.node_rank == rank), reports
 
 
 def passing(job: Job, folder: Path) -> Job:
@@ -76,19 +81,18 @@ def passing(job: Job, folder: Path) -> Job:
     return job._replace(plan=make_plan(topology, CHECK, (), sources), sources=sources, host=host)
 
 
-def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None]:
-    """Run the job to its end, for at most `seconds`; who met, and a row for what went wrong. Raises InterruptedCheckError."""
+def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequence[Peer], Finding | None, int]:
+    """Run the job to its end, for at most `seconds`; who met, a row for what went wrong, and this node's rank. Raises
+    InterruptedCheckError.
+    """
     peers: Sequence[Peer] = ()
     clock = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))  # a stop, as the launcher understands it
     clock.daemon = True
     clock.start()
     try:
-        with (
-            stdout_to_stderr(),
-            Stops() as stops,
-            SeveralNodes(job, stops, own.findings) as nodes,
-            ExitStack() as stack,
-        ):
+        with stdout_to_stderr(), Stops() as stops, ExitStack() as stack:
+            job, listening = claim_rank(job, stops) if job.plan.topology.is_open else (job, None)
+            nodes = stack.enter_context(SeveralNodes(job, stops, own.findings, listening=listening))
             say(job.plan.topology.arithmetic)
             code = Attempts(job, enter(job, stack), nodes, stops, stack).run()
             peers = nodes.peers
@@ -97,19 +101,21 @@ def start(job: Job, folder: Path, seconds: float, own: NodeReport) -> tuple[Sequ
         late, code, refusal = clock.finished.is_set(), error.code, str(error)
     finally:
         clock.cancel()
+    rank = job.plan.topology.node_rank
     if late:
-        return peers, misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
+        late_row = misconfigured(OTHERS, f"they had not exchanged their findings within {seconds:.0f} s", FIREWALL)
+        return peers, late_row, rank
     if code in (STOPPED, CANCELLED):
         raise InterruptedCheckError(code)
     if refusal:
         row = sick if code == UNHEALTHY else misconfigured
-        return peers, row(OTHERS, refusal, TOGETHER if code == PEER else "")
+        return peers, row(OTHERS, refusal, TOGETHER if code == PEER else ""), rank
     if not code:
-        return peers, None
-    found = judge_outcome(RunDirectory(folder).first_cause, own.node_rank)
+        return peers, None, rank
+    found = judge_outcome(RunDirectory(folder).first_cause, rank)
     if str(folder) in found.advice:  # which is temporary
         found = dataclasses.replace(found, advice="the output of its processes is above")
-    return peers, found
+    return peers, found, rank
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from slipway.cli.launching import hyphens, launcher_options, misplaced, refuse_rendezvous, take_options
+from slipway.cli.launching import hyphens, launcher_options, misplaced, take_options
 from slipway.launch.resolve.catalog import WORKLOADS, Workload, find_workload, require_module, spawned
 from slipway.launch.resolve.connectivity import interface_towards, is_loopback, listen, loopback_address
 from slipway.launch.resolve.container_checks import (
@@ -69,10 +69,6 @@ def read_job(words: Sequence[str], options: dict[str, Any]) -> Job:
     topology = read_topology(program, sources, devices, host)
     if topology.device == "cuda" and sys.executable in program.workload.command:
         require_usable_gpus(devices, read_cuda(locate_module("torch")), platform.machine())
-    if topology.nodes > 1:
-        refuse_rendezvous(options)
-    elif options.get("rdzv_id"):
-        topology = topology._replace(rendezvous_id=options["rdzv_id"])
     if topology.backend == "mpi":
         _require_mpi()
     if topology.rank == 0:
@@ -145,7 +141,7 @@ def _count_processes(sources: Sources, chosen: "Options") -> Sources:
         raise click.UsageError(
             "With --launcher spawn, --world-size and --nproc-per-node mean the same; type one of them."
         )
-    origins = {name: f"{chosen.sources['world_size']} (--world-size)"}
+    origins = {**sources.origins, name: f"{chosen.sources['world_size']} (--world-size)"}
     return sources._replace(options={**sources.options, name: str(count)}, origins=origins)
 
 

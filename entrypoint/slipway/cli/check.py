@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slipway.cli.launching import CONTEXT, launcher_options, refuse_rendezvous
+from slipway.cli.launching import CONTEXT, launcher_options
 from slipway.launch.attempt.terminal import say
 from slipway.launch.closing import tell_pod
 from slipway.launch.resolve.container_checks import default_runs, results_folder
@@ -38,7 +38,6 @@ def run_check(as_json: bool, local: bool, burn: int | None, **options: Any) -> N
     from slipway.check.nodes import InterruptedCheckError
     from slipway.launch.rendezvous.messages import ERROR
 
-    refuse_rendezvous(options)
     environ = dict(os.environ)
     host, early = look_at_host(environ)
     sources = read_sources(options, {"SLIPWAY_RUNS": default_runs(host), "SLIPWAY_RENDEZVOUS_TIMEOUT": MEETING_SECONDS})
@@ -76,7 +75,11 @@ def as_list(reports: Sequence["NodeReport"]) -> str:
     from slipway.check.finding import findings_json
 
     nodes = [
-        {"node": report.node_rank, "host": report.host, "findings": findings_json(report.findings)}
+        {
+            "node": report.rank,
+            "host": report.host,
+            "findings": findings_json(report.findings),
+        }
         for report in reports
     ]
     return json.dumps(nodes, indent=1)
@@ -94,7 +97,9 @@ def as_text(reports: Sequence["NodeReport"], own: "NodeReport") -> str:
         if report is not own:
             rows = tuple(row for row in rows if row.level in (ERROR, WARNING) or row.what == EXCHANGE)
         here = " (this node)" if len(reports) > 1 and report is own else ""
-        lines.append(f"node {report.node_rank}, {report.host}{here}: {summary(report.findings)}")
+        lines.append(
+            f"node {'?' if report.rank is None else report.rank}, {report.host}{here}: {summary(report.findings)}"
+        )
         lines += findings_lines(rows, colour=True, width=terminal_width())
     ill = [str(report.node_rank) for report in reports if report is not own and exit_code(report.findings)]
     others = f", but not all others are (node {', '.join(ill)})" if ill else ""

@@ -6,13 +6,14 @@ They are understood before a workload's name and behind it; behind a user's own 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.rdzv import OPTIONS as RDZV
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS
 from slipway.options.paths import LocalPath
 from slipway.protocol.errors import LaunchError
@@ -20,14 +21,7 @@ from slipway.protocol.errors import LaunchError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# torchrun's options beside ours. Those of its rendezvous change nothing on one node; where several meet this replaces them.
-RDZV = {
-    "--rdzv-backend": "the rendezvous is always static; nothing replaces it",
-    "--rdzv-endpoint": "use --master-addr HOST and --master-port PORT",
-    "--rdzv-id": "use --run-dir DIR to name the run",
-    "--rdzv-conf": "nothing replaces it",
-}
-# What replaces the others; nothing where what they ask for is so here anyway.
+# What replaces torchrun's options beside ours and those of its rendezvous; nothing where what they ask for is so here anyway.
 TORCHRUN = {
     ("--tee", "-t"): "",
     ("--monitor-interval",): "",
@@ -128,13 +122,6 @@ FORMS = {
 def _refuse_torchruns(context: click.Context, option: click.Parameter, value: str | bool | None) -> None:
     if value and (instead := TORCHRUN[tuple(option.opts)]):
         raise LaunchError(f"{option.opts[0]} is an option of torchrun: {instead}.")
-
-
-def refuse_rendezvous(options: Mapping[str, Any]) -> None:
-    """Raise LaunchError for an option of torchrun's rendezvous, with what replaces it."""
-    for name, instead in RDZV.items():
-        if options.get(name[2:].replace("-", "_")) is not None:
-            raise LaunchError(f"{name} is an option of torchrun: {instead}.")
 
 
 def misplaced(arguments: Sequence[str], program: str) -> list[str]:

@@ -38,6 +38,8 @@ from slipway.protocol.files import STOP_FILE
 from slipway.protocol.outcomes import Word
 
 if TYPE_CHECKING:
+    import socket
+
     from slipway.launch.several_nodes import SeveralNodes
 
 
@@ -48,7 +50,24 @@ def run_job(job: Job) -> int:
         say(note)
     if job.plan.topology.spares and not job.restarts:
         say("warning: this job does not restart, so no spare node will take a place: add --max-restarts N")
-    with Stops() as stops, ExitStack() as stack:
+    with Stops() as stops:
+        if not job.plan.topology.is_open:
+            return run_node(job, stops, None)
+        from slipway.launch.node_rank import claim_rank
+        from slipway.launch.rendezvous.connection_errors import RankTakenError
+
+        while True:
+            placed, listening = claim_rank(job, stops)
+            try:
+                return run_node(placed, stops, listening)
+            except RankTakenError as error:  # before it took part in anything; another launcher that did has come back
+                say(f"{error} This launcher asks for another rank")
+                stops.listen(lambda: None)
+
+
+def run_node(job: Job, stops: Stops, listening: "socket.socket | None") -> int:
+    """The same once the node rank is known; node 0 may be `listening` already. RankTakenError where another rank is needed."""
+    with ExitStack() as stack:
         stack.enter_context(watch_notices(job, stops.announce, say))
         companions = stack.enter_context(Companions.of(job, stops, say))
         if job.single:
@@ -63,7 +82,10 @@ def run_job(job: Job) -> int:
                 raise LaunchError(typed_outside(str(error), job), error.code) from None
         from slipway.launch.several_nodes import SeveralNodes  # the network code, which a single node does not need
 
-        node, nodes = enter(job, stack, companions=companions), stack.enter_context(SeveralNodes(job, stops))
+        # A port that is open already must be served at once.
+        nodes = stack.enter_context(SeveralNodes(job, stops, listening=listening)) if listening else None
+        node = enter(job, stack, companions=companions)
+        nodes = nodes or stack.enter_context(SeveralNodes(job, stops))
         return Attempts(job, node, nodes, stops, stack, companions=companions).run()
 
 

@@ -17,7 +17,7 @@ from slipway.launch.hangs.hang import HangReport
 from slipway.launch.hangs.stack_dump import StackDump
 from slipway.launch.node import Node
 from slipway.launch.rendezvous.config import RendezvousConfig
-from slipway.launch.rendezvous.messages import AttemptStart, Finding, NodeInfo, Peer
+from slipway.launch.rendezvous.messages import TEXT, AttemptStart, Finding, NodeInfo, Peer
 from slipway.launch.rendezvous.rendezvous import Rendezvous
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.packages import installed, installed_nccl, locate_module, read_cuda
@@ -40,35 +40,16 @@ class SeveralNodes:
         stops: Stops,
         findings: tuple[Finding, ...] = (),
         *,
+        listening: socket.socket | None = None,
         clock: Clock = CLOCK,
         rendezvous: Callable[[RendezvousConfig], Rendezvous] = Rendezvous,
     ) -> None:
-        """`findings` are what a check brings along for the others; `rendezvous` makes this launcher's part in the rendezvous."""
-        topology = job.plan.topology
+        """`findings` are what a check brings along for the others; `listening` is the port of node 0 if that is open already;
+        `rendezvous` makes this launcher's part in the rendezvous.
+        """
         self._stops, self._findings, self._clock = stops, findings, clock
         self._nonce = ""  # of this job, from its first attempt on
-        config = RendezvousConfig(
-            node_rank=topology.node_rank,
-            nodes=topology.nodes,
-            least=topology.least,
-            replaced=job.replaced,
-            awaits=job.awaits_replacement,
-            address=topology.master_addr,
-            port=topology.master_port,
-            timeout=job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT"),
-            patience=max(job.seconds("SLIPWAY_GRACE_SECONDS"), job.after_failure or 0) + 40,
-            window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
-            spares=topology.spares,
-            heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
-            folder=runs_folder(job),
-            say=say,
-            wake=stops.wake,
-            token=job.sources.value("SLIPWAY_TOKEN"),
-            doubtful=may_count_processes(topology),
-            allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
-            clock=clock,
-        )
-        self._rendezvous = rendezvous(config)
+        self._rendezvous = rendezvous(dataclasses.replace(configure(job, stops, clock), listening=listening))
 
     def __enter__(self) -> Self:
         """Open the rendezvous, and exchange requests to stop from here on. Raises LaunchError as it does."""
@@ -149,6 +130,34 @@ class SeveralNodes:
         if hangs:
             hangs.forget()
         return ending
+
+
+def configure(job: Job, stops: Stops, clock: Clock) -> RendezvousConfig:
+    """The rendezvous of this job, as this launcher was started."""
+    topology = job.plan.topology
+    return RendezvousConfig(
+        node_rank=topology.node_rank,
+        nodes=topology.nodes,
+        least=topology.least,
+        replaced=job.replaced,
+        awaits=job.awaits_replacement,
+        address=topology.master_addr,
+        port=topology.master_port,
+        timeout=job.seconds("SLIPWAY_RENDEZVOUS_TIMEOUT"),
+        patience=max(job.seconds("SLIPWAY_GRACE_SECONDS"), job.after_failure or 0) + 40,
+        window=job.seconds("SLIPWAY_ELASTIC_WINDOW"),
+        spares=topology.spares,
+        heartbeat=job.seconds("SLIPWAY_HEARTBEAT_TIMEOUT"),
+        folder=runs_folder(job),
+        say=say,
+        wake=stops.wake,
+        token=job.sources.value("SLIPWAY_TOKEN"),
+        doubtful=may_count_processes(topology),
+        allow_uneven=bool(job.sources.parsed("SLIPWAY_ALLOW_UNEVEN")),
+        job=topology.identity[:TEXT],
+        who=topology.claimant,
+        clock=clock,
+    )
 
 
 class Exchange:

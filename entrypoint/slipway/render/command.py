@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, refuse_rendezvous, take_options
+from slipway.cli.launching import CONTEXT, WORDS, Launching, launcher_options, take_options
 from slipway.launch.resolve.catalog import WORKLOADS
+from slipway.launch.resolve.rdzv import OPTIONS as RDZV
 from slipway.launch.resolve.sources import Sources, read_sources
 from slipway.protocol.errors import LaunchError
 from slipway.render.words import PLACES, read_nodes
@@ -31,7 +32,11 @@ def make_command(
             late, rest = take_options(words[1:], params, f"slipway render {name}")
             several = {key: (*given[key], *late[key]) for key in late if isinstance(late[key], tuple)}
             given, words = given | late | several, (words[0], *rest)
-        refuse_rendezvous(given)
+        if typed := next((option for option in RDZV if given[option[2:].replace("-", "_")] is not None), ""):
+            raise LaunchError(
+                f"{typed} is an option of torchrun on a node, and this file gives each node its rank and the address of node 0. "
+                "Leave it out; --run-dir DIR names the run."
+            )
         if given["standalone"]:
             raise LaunchError("--standalone means one node and applies to no scheduler. Type --nodes 1.")
         if not given["gpus"] and (given.get("cpus_per_gpu") or given.get("mem_per_gpu")):

@@ -199,7 +199,7 @@ def test_a_node_info_has_room_for_all_errors_however_many_findings_there_are() -
 @pytest.fixture(autouse=True)
 def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher of a test opens a port."""
-    monkeypatch.setattr(meeting, "SeveralNodes", lambda *_: contextlib.nullcontext(SimpleNamespace(peers=[])))
+    monkeypatch.setattr(meeting, "SeveralNodes", lambda *_, **__: contextlib.nullcontext(SimpleNamespace(peers=[])))
 
 
 def make_job(tmp_path: Path) -> Job:
@@ -231,7 +231,7 @@ def test_nodes_that_cannot_meet_are_a_row(
         raise error
 
     monkeypatch.setattr(meeting.Attempts, "run", refuse)
-    peers, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
+    peers, row, _ = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert not peers
     assert row
     assert (row.level, row.code, row.found) == ("error", code, str(error))
@@ -240,16 +240,16 @@ def test_nodes_that_cannot_meet_are_a_row(
 
 def test_a_job_that_ends_badly_is_a_row_from_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(meeting.Attempts, "run", lambda *_: PEER)
-    _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
+    _, row, _ = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert "its output says why" in row.found
     first = {"node_rank": 1, "host": "n1", "word": "lost", "evidence": "gone", "advice": "look"}
     write_json(tmp_path / "outcome.json", {"first": first})
-    _, row = start(make_job(tmp_path), tmp_path, 60.0, OWN)
+    _, row, _ = start(make_job(tmp_path), tmp_path, 60.0, OWN)
     assert row
     assert (row.found, row.advice, row.code) == ("node 1 (n1): gone", "look", CONFIGURATION)
     monkeypatch.setattr(meeting.Attempts, "run", lambda *_: 0)
-    assert start(make_job(tmp_path), tmp_path, 60.0, OWN) == ([], None)
+    assert start(make_job(tmp_path), tmp_path, 60.0, OWN) == ([], None, 0)
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, CONFIGURATION), (1, UNHEALTHY)])
@@ -267,7 +267,7 @@ def test_a_job_that_never_ends_is_stopped_and_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(meeting.Attempts, "run", wait)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        _, row = start(make_job(tmp_path), tmp_path, 0.2, OWN)
+        _, row, _ = start(make_job(tmp_path), tmp_path, 0.2, OWN)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert row

@@ -23,6 +23,7 @@ from slipway.launch.rendezvous.connection_errors import (
     Complaints,
     MovedError,
     OtherJobError,
+    RankTakenError,
     SilentError,
     StalledError,
     TryLaterError,
@@ -60,7 +61,9 @@ NAMELESS_SECONDS = 30.0  # that node 0 looks for its own name: a resolver may st
 RUN_NAME = re.compile(r"(?!\.)[^/\0]{1,200}")  # becomes a folder's name: no path, nothing hidden
 
 
-Found = tuple[Endpoint, Link, wire.Welcome]  # by whom a launcher was welcomed, and where
+Found = tuple[
+    Endpoint, Link, Any
+]  # where a launcher was answered, over which link, and the answer: a welcome, or a rank
 
 
 class Client:
@@ -321,9 +324,9 @@ class Client:
             return error
         return final
 
-    async def _shake_hands(self, link: Link, info: NodeInfo) -> wire.Welcome:
+    async def _shake_hands(self, link: Link, info: NodeInfo) -> Any:
         me, now = self._config.process, self._config.clock.time()
-        known = info, self.door, self._thawed is not None, self._offered
+        known = info, self.door, self._thawed is not None, self._offered, self._config.who
         link.send(wire.Hello(me, now, self._neighbours.port, self._neighbours.key, *known))
         answer = await link.receive()
         self._hear(Stage.BETWEEN, answer, link)
@@ -389,7 +392,9 @@ class Client:
         self.welcome = True
 
     def _be_refused(self, refused: wire.Refused, link: Link) -> None:
-        """The launcher ends with the code; with `again`, it searches further."""
+        """The launcher ends with the code, or asks for another rank; with `again`, it searches further."""
+        if not refused.again and refused.code == PEER:
+            raise RankTakenError(refused.reason, PEER)
         if not refused.again:
             raise LaunchError(refused.reason, refused.code)
         raise OtherJobError(refused.reason) if refused.code == CONFIGURATION else TryLaterError(refused.reason)

@@ -41,7 +41,8 @@ class RendezvousConfig:
     need not stop for good; `awaits`: they wait for one in the place of a node whose machine goes away, too. `folder` holds the
     runs; `say` prints a line and `wake` ends a wait of whoever reads the news, both from any thread; `token` is SLIPWAY_TOKEN or
     empty; `process` names this launcher for its lifetime. `doubtful`: whether `nodes` may have been meant to count processes,
-    since somebody set WORLD_SIZE and no scheduler says so.
+    since somebody set WORLD_SIZE and no scheduler says so. `job` tells this job from others to those who ask for a rank;
+    `who` names this launcher if it has asked for its own, and `listening` is the port that it opened for that as node 0.
     `clock`, `network` and `random` are this machine's, except in the simulation.
     """
 
@@ -63,6 +64,9 @@ class RendezvousConfig:
     window: float = 0.0
     spares: int = 0
     heartbeat: float = 30.0
+    job: str = ""
+    who: str = ""
+    listening: socket.socket | None = None
     clock: Clock = CLOCK
     network: Network = Network()  # frozen
     random: Random = field(default_factory=SystemRandom)

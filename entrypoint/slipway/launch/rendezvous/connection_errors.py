@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.resolve.runtimes import runtime_of
+from slipway.protocol.errors import LaunchError
 
 
 class TryLaterError(ConnectionError):
@@ -20,6 +21,10 @@ class MovedError(TryLaterError):
 
 class OtherJobError(ConnectionError):
     """Node 0 of another job answered."""
+
+
+class RankTakenError(LaunchError):
+    """Another launcher has the rank that this one was given."""
 
 
 class UnprovenError(ConnectionError):

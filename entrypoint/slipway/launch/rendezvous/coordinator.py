@@ -66,6 +66,7 @@ class Coordinator:
         server, loop = self._server, asyncio.get_running_loop()
         self._began = loop.time()
         self._state.deadline = self._began + (SUCCEED_SECONDS if self._config.node_rank else self._config.timeout)
+        server.keep_places()
         server.state = self._state
         server.wake()
         try:

@@ -45,6 +45,7 @@ PROBLEM = 1_000  # characters of a node's problem
 ARGUMENTS = 8_000  # characters of all arguments; longer ones are compared by a hash
 DEVICES = 128  # names of GPUs in a node info
 FINDINGS = 12_000  # characters of all findings in a node info
+HELD = 64  # ranks that a launcher says its machine had
 SUCCESSORS = 4  # spare nodes of which all launchers know that they can lead
 
 
@@ -159,7 +160,7 @@ class Hello:
     """A launcher that connects introduces itself. `process` names this launcher for its lifetime; `port` and `key` are those of
     its listener for the neighbour; `door` is the port on which it would lead the others, 0 where it cannot. `frozen`: it did not
     run for a while, and no leader has welcomed it since. `offered`: the highest number of an attempt that any leader has named to
-    it, in a probe or at a start.
+    it, in a probe or at a start. `who` is that of `Ask` where the rank was asked for, else empty.
     """
 
     process: str
@@ -170,13 +171,47 @@ class Hello:
     door: int = 0
     frozen: bool = False
     offered: int = 0
+    who: str = ""
 
     def __post_init__(self) -> None:
         """ValueError for names that no launcher makes: they are passed on to other nodes. And for impossible numbers."""
-        if len(self.process) > 64 or len(self.key) > 64 or not 0 < self.port < 65536 or not 0 <= self.door < 65536:
+        if (
+            max(len(self.process), len(self.key), len(self.who)) > 64
+            or not 0 < self.port < 65536
+            or not 0 <= self.door < 65536
+        ):
             raise ValueError("impossible process, key or port")
         if not 0 <= self.offered <= ATTEMPTS:
             raise ValueError(f"impossible number of an attempt: {self.offered}")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A launcher with RANK=auto asks for a node rank, in place of a hello. `who` names it for its lifetime, or that of the
+    container whose command it is; `job` is what all launchers of its job have in common (Topology.identity); `held` are the ranks
+    that launchers of this machine had in this run.
+    """
+
+    who: str
+    job: str
+    held: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError for what no launcher asks."""
+        if not 0 < len(self.who) <= 64 or len(self.job) > TEXT or len(self.held) > HELD:
+            raise ValueError("impossible question for a rank")
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The answer: this rank is kept for the launcher until it says hello, for some time."""
+
+    node_rank: int
+
+    def __post_init__(self) -> None:
+        """ValueError for a rank that nobody gives: 0 is never asked for."""
+        if not 0 < self.node_rank < 1 << 17:
+            raise ValueError("impossible node rank")
 
 
 @dataclass(frozen=True)
@@ -196,7 +231,8 @@ class Welcome:
 class Refused:
     """Node 0 does not admit this launcher. With `again` it may ask later.
 
-    `again` with the code CONFIGURATION: this is node 0 of another job.
+    `again` with the code CONFIGURATION: this is node 0 of another job. The code PEER without `again`: another launcher has the
+    rank that this one was given.
     """
 
     code: int
@@ -433,7 +469,7 @@ class Pong:
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Greeting, Proof, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
+        *(Greeting, Proof, Ask, Assigned, Hello, Welcome, Refused, Led, Waiting, Probe, Probed, Knock, Here),
         *(Start, Successor, Peer, End, Report, News, Stopping, Ending, Stuck, Moving, Ping, Pong),
     )
 }

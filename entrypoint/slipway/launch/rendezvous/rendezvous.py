@@ -60,8 +60,8 @@ class Rendezvous:
     def _listen(self) -> bool:
         """Open the port on which this launcher leads, if it ever may. Raises LaunchError."""
         config, loopback = self._config, loopback_address(self._config.address)
-        self._socket = None
-        if config.node_rank == 0 or config.succeeds:
+        self._socket = config.listening
+        if self._socket is None and (config.node_rank == 0 or config.succeeds):
             self._socket = config.network.listen(0 if config.node_rank else config.port, loopback=loopback)
         return self._socket is not None
 

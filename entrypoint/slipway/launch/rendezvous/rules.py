@@ -27,6 +27,7 @@ from slipway.protocol.errors import CODE_OF, CONFIGURATION, PEER
 from slipway.protocol.outcomes import Word
 
 RANKS = 1024  # of a node, at most
+KEPT_SECONDS = 60.0  # for which a node rank is kept for who asked for it, or had it in the last attempt
 
 
 class Stage(StrEnum):
@@ -129,6 +130,11 @@ def later(reason: str, note: str = "") -> Reply:
     return Reply(Act.CLOSE, wire.Refused(PEER, reason, again=True), note)
 
 
+def taken(rank: int, host: str) -> Reply:
+    """Refuse a launcher that asked for its rank: if it took part in nothing yet, it asks for another one."""
+    return Reply(Act.CLOSE, wire.Refused(PEER, f"RANK={rank} is taken by {host}."))
+
+
 def assess(
     state: State,
     config: RendezvousConfig,
@@ -152,17 +158,21 @@ def assess(
     if info.nonce and known and info.nonce != known:
         refused = wire.Refused(CONFIGURATION, f"another job, of node 0 on {membership.own.host}", again=True)
         return Reply(Act.CLOSE, refused, f"refused node {rank} ({info.host}), which belongs to another job")
+    if hello.who and rank == config.node_rank and hello.process != config.process:
+        return taken(rank, membership.own.host)
     if reason := membership.objection(hello):
         return never(reason)
     rival = membership.rival(hello) if rank in state.links else None
     replaced = rival is not None and not state.running and was_replaced(rival.hello, hello)
-    if rival and not replaced and alive is None:
+    yields = rival is not None and gives_way(state, rival.hello, hello)
+    if rival and not (replaced or yields) and alive is None:
         return Reply(Act.PING)
-    if rival and not replaced and alive:
-        taken = f"RANK={rank} is taken by {rival.info.host}"
+    if rival and not (replaced or yields) and alive:
         if state.stopping:  # a scheduler may replace what it stops before that has saved
-            return later(f"{taken}, which is stopping.")
-        return never(f"{taken}; every node needs a RANK of its own.")
+            return later(f"RANK={rank} is taken by {rival.info.host}, which is stopping.")
+        if hello.who:
+            return taken(rank, rival.info.host)
+        return never(f"RANK={rank} is taken by {rival.info.host}; every node needs a RANK of its own.")
     if superseded:
         return later("another launcher has taken the place of this one.")
     if rival:
@@ -175,6 +185,46 @@ def assess(
         later_on = f"node {rank} ({info.host}) is present, and joins at the next attempt"
         return later("the job is running without this node; waiting for its next attempt.", later_on)
     return Reply(Act.ADMIT)
+
+
+class Reservation(NamedTuple):
+    """For whom a node rank is kept, and until when, by the loop's clock: `who` asked for it, or the launcher that has it."""
+
+    who: str
+    until: float
+
+
+def give_place(
+    kept: dict[int, Reservation], present: Collection[int], config: RendezvousConfig, ask: wire.Ask, now: float
+) -> Reply | wire.Assigned:
+    """What the launcher that leads answers who asks for a node rank; it keeps the rank. `present` are the ranks of members.
+
+    The same launcher gets its rank again, then comes one that its machine had, then the lowest. A rank is free if no member has
+    it, and it is kept for nobody else.
+    """
+    if ask.job != config.job:
+        ours, theirs = config.job or "no --rdzv-id, --run-dir or SLIPWAY_TOKEN", ask.job or "none"
+        return never(
+            f"the launcher at this address belongs to another job ({ours}) than this one ({theirs}). Give all nodes of a job the "
+            "same name, and each job a MASTER_PORT of its own."
+        )
+    others = {rank for rank, one in kept.items() if one.until > now and one.who != ask.who}
+    free = [rank for rank in range(1, config.launchers) if rank not in others and rank not in present]
+    own = [rank for rank, one in kept.items() if one.who == ask.who]
+    held = [rank for rank in ask.held if rank in free]
+    rank = next(iter((*own, *held, *free)), None)
+    if rank is None:
+        return later(f"all {config.launchers} places are taken; waiting for one to become free.")
+    for before in own:
+        del kept[before]
+    kept[rank] = Reservation(ask.who, now + KEPT_SECONDS)
+    return wire.Assigned(rank)
+
+
+def gives_way(state: State, rival: wire.Hello, hello: wire.Hello) -> bool:
+    """Whether a launcher that asked for its rank, and took part in nothing yet, yields to one that has this rank of its own."""
+    mine = bool(hello.info.nonce) or not hello.who
+    return bool(rival.who) and not rival.info.nonce and mine and not state.running
 
 
 def is_idle(state: State, config: RendezvousConfig, node_rank: int) -> bool:

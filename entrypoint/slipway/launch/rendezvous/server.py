@@ -22,7 +22,7 @@ from slipway.launch.resolve.connectivity import is_loopback
 from slipway.launch.verdict.restarts import Ending
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.decoding import MalformedError
-from slipway.protocol.errors import CONFIGURATION
+from slipway.protocol.errors import CONFIGURATION, PEER
 
 BEATS = 6  # pings within the time that counts as silence
 HELLO_SECONDS = 10.0  # from connecting to a complete hello
@@ -52,6 +52,7 @@ class Server:
         self._open: set[Link] = set()
         self._heard: dict[Link, float] = {}
         self._noted: set[str] = set()
+        self._kept: dict[int, rules.Reservation] = {}  # node ranks, for who asked for them or had them last
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from its first byte to its end. Never raises."""
@@ -177,6 +178,9 @@ class Server:
         if isinstance(hello, wire.Led):
             self._give_way(hello)
             return None
+        if isinstance(hello, wire.Ask):
+            self._give_place(link, hello)
+            return None
         if isinstance(hello, wire.Refused):  # it does not want this launcher to lead it
             raise MalformedError(hello.reason)
         if not isinstance(hello, wire.Hello):
@@ -224,6 +228,26 @@ class Server:
             self.broadcast(led)
             rules.disband(self.state)
             self.offer(YIELD_SECONDS)
+
+    def _give_place(self, link: Link, ask: wire.Ask) -> None:
+        """Answer a launcher that asks for a node rank, or say who leads; another launcher than node 0's that does not lead says
+        nothing.
+        """
+        now, state = asyncio.get_running_loop().time(), self.state
+        if state.membership is None and (redirect := self.leadership.redirect(now)):
+            link.send(redirect)
+        elif state.membership or not self.config.node_rank:
+            answer = rules.give_place(self._kept, state.links, self.config, ask, now)
+            if isinstance(answer, wire.Assigned):
+                link.send(answer)
+            elif answer.message:
+                self._refuse(link, answer.message)
+
+    def keep_places(self) -> None:
+        """Keep the node ranks of those that are members now: they come back."""
+        until = asyncio.get_running_loop().time() + rules.KEPT_SECONDS
+        for rank in self.state.links.keys() & self._kept.keys():
+            self._kept[rank] = self._kept[rank]._replace(until=until)
 
     async def _assess(self, link: Link, member: Member) -> Member | None:
         """Whether a launcher with the right token can be a member: do what the rules say until they admit it or do not."""
@@ -284,6 +308,8 @@ class Server:
         if older := self.state.links.pop(node_rank, None):
             older.cut()
         self.leadership.joined(member.hello)
+        until = loop.time() + rules.KEPT_SECONDS
+        self._kept[node_rank] = rules.Reservation(member.hello.who or member.hello.process, until)
         self._heard[link] = loop.time()
         self.carry_out(rules.admit(self.state, self.config, member, link, loop.time()))
         ended = "its connection closed"
@@ -311,6 +337,10 @@ class Server:
 
     def _miss(self, node_rank: int, ended: str, silence: float) -> None:
         """A launcher's connection ended, `silence` seconds after its last sign of life."""
+        if self.state.membership:  # another launcher may have the rank at once
+            self._kept.pop(node_rank, None)
+        else:  # between two attempts all leave, and come back
+            self.keep_places()
         self.carry_out(rules.lose(self.state, self.config, node_rank, ended, self.config.clock.time() - silence))
 
     @property
@@ -322,7 +352,8 @@ class Server:
     def _refuse(self, link: Link, message: wire.Refused | wire.Led, info: NodeInfo | None = None) -> None:
         """Answer somebody who is not admitted, and say so here once per reason, if it is for good."""
         link.send(message)
-        if isinstance(message, wire.Refused) and not message.again:
+        # With the code PEER it asks for another rank.
+        if isinstance(message, wire.Refused) and not message.again and message.code != PEER:
             who = f"node rank {info.node_rank} ({info.host}) at {link.peer}" if info else link.peer
             self._note(f"refused {who}: {message.reason}")
             if info:

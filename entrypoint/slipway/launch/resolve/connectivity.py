@@ -18,6 +18,10 @@ BACKLOG = 4096  # thousands of launchers may connect in one second; the kernel l
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+class PortInUseError(LaunchError):
+    """Somebody listens on the port already; the message names who."""
+
+
 def listen(port: int, *, loopback: str = "") -> socket.socket:
     """A socket that listens on `port` (0: any free one), for IPv6 and IPv4 where this machine has both.
 
@@ -26,7 +30,8 @@ def listen(port: int, *, loopback: str = "") -> socket.socket:
     try:
         return _bind(port, loopback)
     except OSError as error:
-        raise LaunchError(_describe(error, port), CONFIGURATION) from None
+        kind = PortInUseError if error.errno == errno.EADDRINUSE else LaunchError
+        raise kind(_describe(error, port), CONFIGURATION) from None
 
 
 def is_loopback(address: str) -> bool:

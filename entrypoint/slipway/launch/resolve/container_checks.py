@@ -206,7 +206,8 @@ def warnings(host: Host, topology: Topology, folder: Path, builtin: bool) -> Ite
             "space, or choose another disk with --runs or --run-dir."
         )
     address = topology.master_addr
-    if topology.nodes > 1 and topology.rank == 0 and runtime_of(host.runtime).is_engine and is_loopback(address):
+    may_lead = topology.rank == 0 or topology.is_open
+    if topology.nodes > 1 and may_lead and runtime_of(host.runtime).is_engine and is_loopback(address):
         yield (
             f"note: MASTER_ADDR={address} is this container, so only launchers in it can reach node 0, and with --network host "
             "those of this machine. For others give all nodes the name or address of node 0's container or machine"

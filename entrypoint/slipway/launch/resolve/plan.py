@@ -10,7 +10,7 @@ from slipway.launch.resolve.devices import Gpu
 from slipway.launch.resolve.placement import place_gpus
 from slipway.launch.resolve.settings import BY_NAME, SETTINGS
 from slipway.launch.resolve.sources import LIBRARIES, Sources
-from slipway.launch.resolve.topology import Topology, Value
+from slipway.launch.resolve.topology import SPARE, Topology, Value
 from slipway.protocol.binding import LOCAL_CORES, LOCAL_DEVICES, write_cores
 from slipway.protocol.memory import VARIABLE as MEMORY
 from slipway.protocol.redact import STARS, redact, redact_words
@@ -89,7 +89,8 @@ def torchrun_argv(topology: Topology, workload: Workload, arguments: Sequence[st
     return (
         "torchrun",
         f"--nnodes={topology.nodes}",
-        f"--node-rank={'PLACE' if topology.is_spare else topology.group_rank}",  # a spare node learns it later
+        # A spare node learns it later, one with RANK=auto at the start.
+        f"--node-rank={'PLACE' if topology.group_rank == SPARE else topology.group_rank}",
         f"--nproc-per-node={topology.processes_per_node}",
         f"--master-addr={topology.master_addr if topology.nodes > 1 else LOOPBACK}",
         f"--master-port={topology.store_port}",
@@ -166,7 +167,7 @@ def plan_json(plan: Plan, values: Mapping[str, Value], options: Mapping[str, Any
             "nodes": topology.nodes,
             "least_nodes": topology.least,
             "spare_nodes": topology.spares,
-            "node_rank": topology.node_rank,
+            "node_rank": None if topology.is_open else topology.node_rank,
             "processes_per_node": topology.processes_per_node,
             "master_addr": topology.master_addr,
             "master_port": topology.master_port,
@@ -219,7 +220,7 @@ def _limits(plan: Plan, command: str) -> Iterator[str]:
     """Why a command that is shown cannot be typed as it stands."""
     if plan.workload.builtin:
         yield "what the launcher starts, with more variables for the run directory; type run in place of plan to start it"
-    if plan.topology.is_spare:
-        yield "PLACE is what this spare node learns later"
+    if plan.topology.group_rank == SPARE:
+        yield f"PLACE is what this {'node learns at the start' if plan.topology.is_open else 'spare node learns later'}"
     if STARS in command:
         yield f"{STARS} is a secret"

@@ -129,9 +129,10 @@ SETTINGS = (
         "RANK",
         "--node-rank",
         "0",
-        _number(0, 65_535),
-        "This node's rank: 0 to nodes-1, and the following numbers on spare nodes.",
-        "N",
+        _number_or(0, 65_535, "auto"),
+        "This node's rank: 0 to nodes-1, and the following numbers on spare nodes. auto: all nodes start with the same command; "
+        "the machine at MASTER_ADDR is node 0, and gives ranks to the others.",
+        "N|auto",
         aliases=("NODE_RANK",),
     ),
     Setting("MASTER_ADDR", "--master-addr", "127.0.0.1", parse_address, "Name or address of node 0.", "HOST"),

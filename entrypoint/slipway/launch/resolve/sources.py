@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.launch.resolve.foreign_values import ForeignValueError, explain_value
 from slipway.launch.resolve.portable_values import PORTABLE, explain_given, explain_line
+from slipway.launch.resolve.rdzv import Rdzv, read_rdzv
 from slipway.launch.resolve.settings import BY_NAME, NAMES, SETTINGS, TOPOLOGICAL, Setting
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.mistake import did_you_mean, nearest
@@ -67,6 +68,7 @@ class Sources(NamedTuple):
     origins: Mapping[str, str] = MappingProxyType({})  # of `options`, where it was not the setting's own option
     slips: tuple[str, ...] = ()  # a sentence for each name that seems to be mistyped
     ignored: tuple[str, ...] = ()  # sentences about lines of the `.env` file that do not count
+    rdzv: Rdzv = Rdzv()  # of torchrun's options what is no setting; what is one is among `options`
 
     @property
     def file_lines(self) -> tuple[str, ...]:
@@ -147,6 +149,9 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str], only: Collec
             f"{empty.option}: the value is empty. A shell variable that is not set leaves nothing. Give a value "
             f"({empty.metavar}), or leave the option out (default: {defaults.get(empty.name) or empty.default or 'none'})."
         )
+    rdzv = read_rdzv(options)
+    origins = {name: origin for name, origin in rdzv.origins.items() if name not in given}
+    given = {**rdzv.settings, **given}
     if options.get("standalone"):
         given |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     path = Path(options.get("env_file") or ".env")
@@ -164,7 +169,7 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str], only: Collec
     no_file = (f"{path} is a folder, so no settings are read from it.",) if folder else ()
     slips = (*no_file, *misspelt(environ, "the environment", known), *misspelt(others, path.name, known))
     ignored = tuple(_ignored_lines(path, others, known, named=named)) if env_file or others else ()
-    sources = Sources(given, environ, env_file, path.name, defaults, slips=slips, ignored=ignored)
+    sources = Sources(given, environ, env_file, path.name, defaults, origins, slips, ignored, rdzv)
     settings = [setting for setting in SETTINGS if not only or setting.name in only]
     claims = {setting.name: sources.claim(setting.name) for setting in settings}
     if not only:

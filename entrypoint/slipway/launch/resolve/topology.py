@@ -8,6 +8,7 @@ keeps every value with its source and the candidates it turned down.
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from slipway.launch.resolve import placement
@@ -26,6 +27,8 @@ from slipway.protocol.printable import rank_ranges
 
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
 SPARE = -1  # as the group rank of a spare node
+OPEN = -1  # as the node rank that a launcher with RANK=auto finds out at the start (launch/rendezvous/claim.py)
+ENDPOINT = "command line (--rdzv-endpoint)"  # as the source of MASTER_ADDR: torchrun's line without ranks
 
 
 class Value(NamedTuple):
@@ -58,7 +61,9 @@ class Topology(NamedTuple):
     job when one of its nodes is lost, else empty.
 
     `nodes` run together, or before they have found each other may at most; `least` is how many must. `node_rank` names this
-    node for the job's life, `group_rank` (torchrun's word) is its place among those that run, SPARE on a spare node.
+    node for the job's life, `group_rank` (torchrun's word) is its place among those that run, SPARE on a spare node. With
+    RANK=auto both are unknown (OPEN) until the launcher has asked for its rank, as `claimant`. `identity` is what all launchers
+    of this job have in common and those of others have not, if there is such a thing.
     """
 
     nodes: int
@@ -89,6 +94,8 @@ class Topology(NamedTuple):
     container: str = (
         ""  # the id of the one that the launcher is the command of; the same when the engine starts it again
     )
+    identity: str = ""
+    claimant: str = ""
 
     @property
     def level(self) -> str:
@@ -113,7 +120,7 @@ class Topology(NamedTuple):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Those of the processes on this node, none on a spare one; with a launcher per process that of its own."""
-        if self.is_spare:
+        if self.group_rank == SPARE:
             return ()
         first = self.group_rank * self.processes_per_node
         return (self.process.rank,) if self.process else tuple(range(first, first + self.processes_per_node))
@@ -137,7 +144,23 @@ class Topology(NamedTuple):
     @property
     def is_spare(self) -> bool:
         """Whether this node waits, to take the place of one that is lost."""
-        return self.group_rank == SPARE
+        return self.group_rank == SPARE and not self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the node rank is to be found out."""
+        return self.node_rank == OPEN
+
+    def at(self, node_rank: int, claimant: str) -> "Topology":
+        """The same with the rank that was found out; its notes are those that depend on the rank."""
+        size = NodeCount(self.least, self.nodes, self.spares)
+        return self._replace(
+            node_rank=node_rank,
+            group_rank=node_rank if node_rank < self.nodes else SPARE,
+            claimant=claimant,
+            values={**self.values, "RANK": Value(str(node_rank), "RANK=auto")},
+            notes=tuple(_spare_notes(size, node_rank, self.requeues)),
+        )
 
     @property
     def size(self) -> str:
@@ -189,6 +212,13 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
     least, nodes, spares = size
     alone = nodes == 1 and not process
     ignored = _ignore_meeting_place(values) if alone else []
+    job = next((claim.value for reading in readings if (claim := reading.get("JOB"))), None)
+    identity = _identify(sources, job)
+    if node_rank == OPEN and not identity:
+        raise LaunchError(
+            f"{values['RANK'].claim.about('RANK')} takes a free rank in the job at MASTER_ADDR, so it must be certain which job "
+            "that is. Name the job in the same way on all nodes: --rdzv-id NAME, --run-dir DIR, or a SLIPWAY_TOKEN."
+        )
     port = _number("MASTER_PORT", values)
     if not port and not alone:
         raise LaunchError(
@@ -201,7 +231,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         typed = counted.is_called("WORLD_SIZE")  # who comes from torchrun counts processes by it
         meant = f"{counted.about('WORLD_SIZE')} counts nodes; for one machine unset it. " if typed else ""
         raise LaunchError(broken or meant + _master_missing(nodes, readings, sources.environ, host.runtime))
-    if node_rank:
+    if node_rank:  # 0 may listen there
         _refuse_unspecified(values["MASTER_ADDR"].claim)
     if alone and (not port or values["MASTER_PORT"].is_default):
         # Nobody has to find us, and 29500 would collide when two jobs share a host.
@@ -228,7 +258,7 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         device=device,
         gpus=devices.gpus if device == "cuda" else (),
         scheduler=readings[0].scheduler.name if readings else "none",
-        job=next((claim.value for reading in readings if (claim := reading.get("JOB"))), None),
+        job=job,
         restarts=max((int(count) for count in restarts if count.isdecimal()), default=0),
         replaces=any(reading.scheduler.replaces_nodes for reading in readings),
         requeues=requeues,
@@ -239,13 +269,16 @@ def resolve_topology(sources: Sources, devices: Devices, host: Host) -> Topology
         mended=host.mended,
         notes=(
             *ignored,
+            *_auto_notes(sources, node_rank, nodes, identity),
             *_spare_notes(size, node_rank, requeues),
-            *_notes(sources, values, nodes + spares, device, devices, process, host.shell),
+            *_notes(sources, values, node_rank, nodes + spares, device, devices, process, host.shell),
             *_place_notes(devices, device, processes, process),
         ),
         image=host.image,
         spares=spares,
         container=host.container,
+        identity=identity,
+        rendezvous_id=sources.rdzv.id if alone else "",
     )
 
 
@@ -291,12 +324,25 @@ def _place_process(process: placement.Process, values: dict[str, Value]) -> None
 
 
 def _read_place(
-    sources: Sources, readings: tuple[Reading, ...], values: Mapping[str, Value], process: placement.Process | None
+    sources: Sources, readings: tuple[Reading, ...], values: dict[str, Value], process: placement.Process | None
 ) -> tuple[NodeCount, int]:
-    """Return the number of nodes, and the node rank. Raises LaunchError where the rank does not fit."""
-    rank, size = values["RANK"], values["WORLD_SIZE"]
+    """Return the number of nodes, and the node rank, or OPEN. Raises LaunchError where the rank does not fit."""
+    size = values["WORLD_SIZE"]
     nodes = _read_size(sources, readings, size.claim, process)
-    node_rank = _number("RANK", values)
+    if nodes.most > 1 and sources.rdzv.mistake:
+        raise LaunchError(sources.rdzv.mistake)
+    if nodes.most > 1 and values["RANK"].is_default and values["MASTER_ADDR"].source == ENDPOINT:
+        values["RANK"] = Value("auto", "--rdzv-endpoint, since no rank is given")
+    rank = values["RANK"]
+    found = parse_claim(BY_NAME["RANK"], rank.claim)
+    if found == "auto" and process:
+        raise LaunchError(
+            f"{rank.claim.about('RANK')}, but here is one launcher per process (from {process.source}). Start one launcher per "
+            "node, or leave it out."
+        )
+    if found == "auto":
+        return nodes, OPEN if nodes.most > 1 else 0
+    node_rank = int(str(found))
     if size.is_default and node_rank:
         raise LaunchError(
             f"{rank.claim.about('RANK')}, but WORLD_SIZE, the number of nodes, is not given. "
@@ -383,6 +429,8 @@ def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
     notes = []
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         claim, setting = values[name].claim, BY_NAME[name]
+        if claim.source == ENDPOINT:  # which is where several meet
+            values[name] = Value(setting.default, "default")
         if claim.is_typed:
             continue
         try:
@@ -415,6 +463,7 @@ def _master_missing(nodes: int, readings: tuple[Reading, ...], environ: Mapping[
 def _notes(
     sources: Sources,
     values: Mapping[str, Value],
+    node_rank: int,
     nodes: int,
     device: str,
     devices: Devices,
@@ -427,12 +476,12 @@ def _notes(
             f"one launcher per process (from {process.source}): this one runs rank {process.rank} itself, without "
             "torchrun; it does not wait for the others, and restarts nothing"
         )
-    if nodes > 1 and values["RANK"].source.startswith(f"{sources.env_file_name} ("):
+    if nodes > 1 and node_rank != OPEN and values["RANK"].source.startswith(f"{sources.env_file_name} ("):
         notes.append(
             f"warning: RANK={values['RANK'].value} comes from {sources.env_file_name}. Such a file is often copied to all "
             "nodes, but RANK must differ on each; better give it with -e RANK=N or --node-rank N"
         )
-    if not (process.rank if process else _number("RANK", values)):  # it prints them for all
+    if (process.rank if process else node_rank) <= 0:  # it prints them for all, or may have to
         place = JobShape(nodes, values["WORLD_SIZE"].source, process.local_world_size if process else 1)
         notes += [note for scheduler in SCHEDULERS for note in scheduler.notes(sources.environ, place)]
     if nodes > 1 and 0 < len(sources.value("SLIPWAY_TOKEN")) < SHORT_TOKEN:
@@ -447,6 +496,25 @@ def _notes(
         advice = "" if chosen else f"; {advise('gpus', runtime)}"
         notes.append(f"no GPU visible ({devices.reason}), training on CPU{advice}")
     return notes
+
+
+def _identify(sources: Sources, job: str | None) -> str:
+    """What tells this job from every other one at the same address, as people read it; empty where nothing does."""
+    named = Path(sources.value("SLIPWAY_RUN_DIR")).name
+    token = "SLIPWAY_TOKEN" if sources.value("SLIPWAY_TOKEN") else ""  # which is compared by itself
+    known = (("--rdzv-id", sources.rdzv.id), ("job", job), ("run", named))
+    return next((f"{what} {name}" for what, name in known if name), token)
+
+
+def _auto_notes(sources: Sources, node_rank: int, nodes: int, identity: str) -> Iterator[str]:
+    """How a node rank is found that nobody gave, and what of torchrun's rendezvous has no effect."""
+    if node_rank == OPEN:
+        yield (
+            "RANK=auto: the launcher to which MASTER_ADDR leads is node 0, and gives ranks to the others of its job "
+            f"({identity})"
+        )
+    if nodes > 1:
+        yield from sources.rdzv.notes
 
 
 def _spare_notes(size: NodeCount, node_rank: int, requeues: str) -> Iterator[str]:

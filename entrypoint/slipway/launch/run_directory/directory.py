@@ -197,6 +197,14 @@ class RunDirectory:
         """The ids of the containers whose commands its launchers were."""
         return {files.read_json(file).get("container") for file in self._in_nodes(files.PLAN_FILE)}
 
+    def ranks_of(self, host: str, container: str) -> list[int]:
+        """The node ranks of the launchers that were the command of a container, or without one (empty) those of a host."""
+        plans = {file.parent.name: files.read_json(file) for file in self._in_nodes(files.PLAN_FILE)}
+        mine = [
+            name for name, plan in plans.items() if (plan.get("container") or plan.get("host")) == (container or host)
+        ]
+        return [rank for name in mine if (rank := files.number_in(name, files.NODE)) is not None]
+
     def node_counts(self) -> list[int]:
         """How many nodes the job has, by run.json and by each launcher's plan."""
         plans = [files.read_json(file).get("topology") for file in self._in_nodes(files.PLAN_FILE)]

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -378,13 +379,13 @@ def _stale_files(run: Run, node: Path, plan: Plan) -> list[Path]:
 
 
 def write_plan(node_dir: Path, plan: Plan, sources: Sources) -> None:
-    """Write what `slipway plan --json` shows, without secrets, and the launcher's `notes`; options.json has the workload's
-    options.
+    """Write what `slipway plan --json` shows, without secrets, where this launcher ran, and its `notes`; options.json has the
+    workload's options.
 
     Raises OSError.
     """
     shown = plan_json(plan, resolved_values(plan.topology, sources), {})
     del shown["options"]
     clean = make_redactor(secret_values(sources.environ, sources.env_file).values())
-    more = {"container": plan.topology.container, "notes": list(plan.topology.notes)}
+    more = {"host": socket.gethostname(), "container": plan.topology.container, "notes": list(plan.topology.notes)}
     files.write_json(node_dir / files.PLAN_FILE, redact_json(shown | more, clean))

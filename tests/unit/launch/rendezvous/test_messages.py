@@ -27,6 +27,8 @@ EXAMPLES = (
     wire.Greeting("c0ffee" * 5 + "00"),
     wire.Proof("10.0.0.3"),
     HELLO,
+    wire.Ask("a" * 64, "--rdzv-id train", (2, 1)),
+    wire.Assigned(3),
     wire.Welcome(600.0, "host0", 30.0),
     wire.Refused(78, "no"),
     wire.Led(make_info(2, 2, nonce="a1"), "10.0.0.3", 4242),

@@ -13,8 +13,33 @@ from participants import make_info, make_outcome
 from slipway.launch.rendezvous.config import RendezvousConfig
 from slipway.launch.rendezvous.leadership import REDIRECT_SECONDS
 from slipway.launch.rendezvous.membership import Member, Membership
-from slipway.launch.rendezvous.messages import Hello, Led, NodeInfo, Pong, Probed, Refused, Report, Stopping
-from slipway.launch.rendezvous.rules import Act, Reply, Send, State, assess, is_settled, lose, outlives, probe, step
+from slipway.launch.rendezvous.messages import (
+    Ask,
+    Assigned,
+    Hello,
+    Led,
+    NodeInfo,
+    Pong,
+    Probed,
+    Refused,
+    Report,
+    Stopping,
+)
+from slipway.launch.rendezvous.rules import (
+    KEPT_SECONDS,
+    Act,
+    Reply,
+    Reservation,
+    Send,
+    State,
+    assess,
+    give_place,
+    is_settled,
+    lose,
+    outlives,
+    probe,
+    step,
+)
 from slipway.protocol.errors import CONFIGURATION, PEER
 
 
@@ -250,3 +275,93 @@ def test_a_leader_waits_for_one_that_may_lead_the_job_elsewhere() -> None:
         False,
         True,
     ]
+
+
+NOW = 1000.0
+
+
+def kept(**ranks: tuple[int, float]) -> dict[int, Reservation]:
+    """For whom ranks are kept: `a=(1, 5)` is rank 1 for a, for 5 more seconds."""
+    return {rank: Reservation(who, NOW + left) for who, (rank, left) in ranks.items()}
+
+
+@pytest.mark.parametrize(
+    ("reserved", "present", "ask", "rank"),
+    [
+        ({}, (0,), Ask("a", "j"), 1),
+        ({}, (0, 1), Ask("a", "j"), 2),
+        ({}, (0,), Ask("a", "j", (2,)), 2),
+        ({}, (0, 2), Ask("a", "j", (2,)), 1),
+        ({}, (0,), Ask("a", "j", (0, 7, 3)), 3),
+        (kept(b=(1, 5.0)), (0,), Ask("a", "j"), 2),
+        (kept(b=(1, 5.0)), (0,), Ask("a", "j", (1,)), 2),
+        (kept(b=(1, 0.0)), (0,), Ask("a", "j"), 1),
+        (kept(a=(2, 5.0)), (0,), Ask("a", "j"), 2),
+        (kept(a=(2, -5.0)), (0,), Ask("a", "j"), 2),
+        (
+            kept(a=(2, 5.0)),
+            (0, 2),
+            Ask("a", "j"),
+            2,
+        ),  # its container was started again, and its old connection still counts
+        (kept(b=(2, 5.0)), (0, 1, 3), Ask("a", "j"), None),
+        ({}, (0, 1, 2, 3), Ask("a", "j"), None),
+    ],
+)
+def test_who_asks_gets_its_own_rank_or_one_it_held_or_the_lowest_that_is_free(
+    reserved: dict[int, Reservation], present: tuple[int, ...], ask: Ask, rank: int | None
+) -> None:
+    answer = give_place(reserved, present, make_config(4, job="j"), ask, NOW)
+    if rank is None:
+        assert isinstance(answer, Reply)
+        assert answer.message == Refused(PEER, "all 4 places are taken; waiting for one to become free.", again=True)
+        assert "a" not in {one.who for one in reserved.values()}
+    else:
+        assert answer == Assigned(rank)
+        mine = {rank: one.until for rank, one in reserved.items() if one.who == "a"}
+        assert mine == {rank: NOW + KEPT_SECONDS}
+
+
+def test_spare_places_are_given_after_the_others() -> None:
+    reserved: dict[int, Reservation] = {}
+    answers = [give_place(reserved, (0,), make_config(2, 1, job="j"), Ask(who, "j"), NOW) for who in "abc"]
+    assert answers[:2] == [Assigned(1), Assigned(2)]
+    assert isinstance(answers[2], Reply)
+
+
+@pytest.mark.parametrize(("job", "theirs"), [("--rdzv-id mine", "none"), ("", "--rdzv-id other")])
+def test_a_launcher_of_another_job_gets_no_rank_and_both_are_named(job: str, theirs: str) -> None:
+    reserved: dict[int, Reservation] = {}
+    answer = give_place(reserved, (0,), make_config(job=job), Ask("a", theirs), NOW)
+    assert isinstance(answer, Reply)
+    assert isinstance(answer.message, Refused)
+    assert (answer.message.code, answer.message.again, reserved) == (CONFIGURATION, False, {})
+    assert f"({theirs})" in answer.message.reason
+    assert f"({job or 'no --rdzv-id'}" in answer.message.reason
+
+
+ASKED = make_member(make_info(1, 2), "asked", who="a")
+VETERAN = make_info(1, 2, nonce="12ab", tries=1)
+
+
+@pytest.mark.parametrize(
+    ("info", "who", "running", "act", "code"),
+    [
+        (VETERAN, "b", False, Act.REPLACE, None),
+        (VETERAN, "", False, Act.REPLACE, None),
+        (make_info(1, 2), "", False, Act.REPLACE, None),  # its user gave it this rank
+        (make_info(1, 2), "b", False, Act.CLOSE, PEER),
+        (VETERAN, "b", True, Act.CLOSE, PEER),
+        (VETERAN, "", True, Act.CLOSE, CONFIGURATION),
+        (make_info(0, 2), "b", False, Act.CLOSE, PEER),
+        (make_info(0, 2), "", False, Act.CLOSE, CONFIGURATION),
+    ],
+)
+def test_a_rank_that_was_asked_for_is_given_up_to_whoever_has_it_of_its_own(
+    info: NodeInfo, who: str, running: bool, act: Act, code: int | None
+) -> None:
+    config = make_config(process="launcher 0")
+    state = make_state(config, ASKED, running=running)
+    reply = assess(state, config, make_member(info, who=who), alive=True)
+    assert reply.act is act
+    assert (reply.message.code if isinstance(reply.message, Refused) else None) == code

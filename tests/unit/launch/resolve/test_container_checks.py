@@ -493,10 +493,11 @@ def test_a_working_directory_that_a_script_cannot_write_to_is_warned_of_with_the
 
 
 @pytest.mark.parametrize(
-    ("runtime", "rank", "named"), [("docker", "0", True), ("docker", "1", False), ("host", "0", False)]
+    ("runtime", "rank", "named"),
+    [("docker", "0", True), ("docker", "auto", True), ("docker", "1", False), ("host", "0", False)],
 )
 def test_that_node_0_listens_for_its_container_alone_is_said(runtime: str, rank: str, named: bool) -> None:
-    environ = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "localhost"}
+    environ = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "localhost", "SLIPWAY_TOKEN": "0123456789abcdef"}
     lines = said(in_image(runtime, VOLUME), **environ)
     assert any("MASTER_ADDR=localhost is this container" in line for line in lines) == named
 

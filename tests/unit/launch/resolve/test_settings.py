@@ -401,7 +401,7 @@ def test_the_command_line_the_environment_and_a_file_are_read(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"RANK": ""}, "--node-rank: the value is empty. .* (N), or leave the option out (default: 0)"),
+        ({"RANK": ""}, "--node-rank: the value is empty. .* (N|auto), or leave the option out (default: 0)"),
         ({"SLIPWAY_RUNS": ""}, "--runs: the value is empty. .* (DIR), or leave the option out (default: /here)"),
         ({"SLIPWAY_RUN_DIR": ""}, "--run-dir: the value is empty. .* (default: none)"),
         ({"env_file": "absent.env"}, "--env-file absent.env: there is no such file"),
