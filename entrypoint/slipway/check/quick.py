@@ -12,7 +12,6 @@ Documentation: docs/check.md.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.check.devices import look_at_gpus, look_at_infiniband, look_at_kernel_log
 from slipway.check.disk import look_at_disks
@@ -25,16 +24,16 @@ from slipway.launch.resolve.topology import Topology
 
 
 def quick_check(
-    environ: Mapping[str, str], host: Host, devices: Devices, results: Path, topology: Topology | None, nvml: Any = None
+    environ: Mapping[str, str], host: Host, devices: Devices, results: Path, topology: Topology | None
 ) -> tuple[Finding, ...]:
     """Look at this node. Raises nothing; every probe that fails says so in its own row.
 
     `results` is the folder that a run would be written to (container_checks.results_folder). Without a `topology` the names
-    that only several nodes need are left out. `nvml` is for tests. May take up to half a minute where a name server or
-    a file server does not answer.
+    that only several nodes need are left out. May take up to half a minute where a name server or a
+    file server does not answer.
     """
     found = (
-        probe("driver", lambda: look_at_gpus(devices, environ, nvml, host.shell)),
+        probe("driver", lambda: look_at_gpus(devices, environ, runtime=host.shell)),
         probe("Xid errors", look_at_kernel_log) if devices.driver or devices.problem else (),
         probe(str(SHM), lambda: look_at_shm(host.runtime)),
         probe("memory", look_at_memory),

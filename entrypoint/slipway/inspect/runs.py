@@ -1,6 +1,6 @@
 """All runs of a folder in a table: what each trains, how far it is, and how it stands or ended."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 from slipway.inspect.status import Status, read_status
 from slipway.launch.run_directory.directory import list_run_directories
 from slipway.launch.verdict.block import ENDINGS
-from slipway.process.folder_lock import sleep
 from slipway.protocol.printable import utc
 
 HEAD = ("run", "started", "step", "state")
@@ -31,7 +30,7 @@ class RunRow:
         return asdict(self)
 
 
-def list_runs(runs: Path, most: int, stopped: Callable[[float], bool] = sleep) -> tuple[list[RunRow], int]:
+def list_runs(runs: Path, most: int) -> tuple[list[RunRow], int]:
     """The runs of a folder that were started last, at most so many, the newest first; and how many there are.
 
     Takes up to a few seconds where a launcher runs on another host, or did: all are asked side by side.
@@ -39,7 +38,7 @@ def list_runs(runs: Path, most: int, stopped: Callable[[float], bool] = sleep) -
     started = {run.path: run.record.started for run in list_run_directories(runs)}
     newest = sorted(started, key=lambda path: (started[path] or 0.0, path.name), reverse=True)
     with ThreadPoolExecutor(max_workers=32) as pool:
-        rows = list(pool.map(lambda path: read_row(read_status(path, stopped)), newest[:most]))
+        rows = list(pool.map(lambda path: read_row(read_status(path)), newest[:most]))
     return rows, len(newest)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from slipway.launch.run_directory.records import NodeEnd, OutcomeRecord, RunReco
 from slipway.launch.verdict.block import heading, stack_lines
 from slipway.launch.verdict.ledger import Ledger, ledger_json, ledger_line
 from slipway.launch.verdict.verdict import CODES
-from slipway.process.folder_lock import TOUCH, Holder, is_alive, is_here, sleep
+from slipway.process.folder_lock import TOUCH, Holder, is_alive, is_here
 from slipway.protocol.decoding import decode_known
 from slipway.protocol.errors import LaunchError, told_if_unreadable
 from slipway.protocol.files import HEARTBEATS
@@ -112,12 +112,12 @@ def _lives_here(run: RunDirectory) -> bool:
     return any(is_here(node.holder) for node in run.launchers())
 
 
-def read_status(path: Path, stopped: Callable[[float], bool] = sleep) -> Status:
+def read_status(path: Path) -> Status:
     """Look at a run. Takes up to a few seconds where a launcher runs on another host, or did."""
     run = RunDirectory(path)
     known = run.launchers()
     with ThreadPoolExecutor(max_workers=len(known) or 1) as pool:  # each may take its few seconds
-        alive = list(pool.map(lambda node: is_alive(node.lock, stopped, FOREIGN_PATIENCE), known))
+        alive = list(pool.map(lambda node: is_alive(node.lock, patience=FOREIGN_PATIENCE), known))
     living = {node: holder for node, lives in zip(known, alive, strict=True) if lives and (holder := node.holder)}
     waiting = next((record for node in living if (record := node.waiting)), None)
     beats, ages = _read_beats(run, [*living]) if not waiting else ([], [])

@@ -23,18 +23,11 @@ class CorruptError(Exception):
     """What came from the store is not what the manifest says; the message names the file."""
 
 
-def download(
-    store: ObjectStore,
-    stored: StoredSnapshot,
-    run: Path,
-    taken: float,
-    parallel: int = 4,
-    note: Callable[[int], None] = lambda size: None,
-) -> Path:
-    """Fetch a snapshot into a run directory. Returns its path there.
+def download(store: ObjectStore, stored: StoredSnapshot, run: Path, taken: float, parallel: int) -> None:
+    """Fetch a snapshot into a run directory.
 
-    Its files get the time when the snapshot was `taken` (Unix seconds), by which readers know how old it is. `note` is called
-    with the size of each piece. Raises CorruptError, OSError and StoreError: MissingObjectError where it was deleted meanwhile.
+    Its files get the time when the snapshot was `taken` (Unix seconds), by which readers know how old it is. Raises
+    CorruptError, OSError and StoreError: MissingObjectError where it was deleted meanwhile.
     """
     folder = part_folder(run, stored.place.part)
     make_folder(run / SNAPSHOTS)
@@ -45,7 +38,7 @@ def download(
         temporary.mkdir()
         try:
             for name, file in stored.files.items():
-                _fetch_file(store, file.objects, temporary / name, FileFacts(file.size, file.sha256), parallel, note)
+                _fetch_file(store, file.objects, temporary / name, FileFacts(file.size, file.sha256), parallel)
             write_file(temporary / MANIFEST, [stored.manifest])
             for name in (*stored.files, MANIFEST):
                 os.utime(temporary / name, (taken, taken))
@@ -57,18 +50,10 @@ def download(
         except BaseException:
             clear(temporary)
             raise
-    return final
 
 
-def _fetch_file(
-    store: ObjectStore,
-    objects: Sequence[str],
-    path: Path,
-    expected: FileFacts,
-    parallel: int,
-    note: Callable[[int], None],
-) -> None:
-    written = write_file(path, read_ahead(lambda name: store.read(name, PIECE), objects, parallel), note)
+def _fetch_file(store: ObjectStore, objects: Sequence[str], path: Path, expected: FileFacts, parallel: int) -> None:
+    written = write_file(path, read_ahead(lambda name: store.read(name, PIECE), objects, parallel))
     if written != expected:
         raise CorruptError(f"{objects[0]} is not what its manifest says")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,17 +49,9 @@ def drop_outdated(path: Path, catalog: Catalog) -> None:
             remove_tree(snapshot)
 
 
-def restore(
-    store: ObjectStore,
-    run: str,
-    path: Path,
-    ranks: Collection[int],
-    parallel: int = 4,
-    note: Callable[[int], None] = lambda size: None,
-) -> Restored:
+def restore(store: ObjectStore, run: str, path: Path, ranks: Collection[int], parallel: int = 4) -> Restored:
     """Fetch what these `ranks` need of the newest complete snapshot that verifies, unless the run directory at `path` has it, or
-    a later one. Where all ranks hold the same, that is for rank 0: the others get it from there. `note` is called with the
-    size of each piece.
+    a later one. Where all ranks hold the same, that is for rank 0: the others get it from there.
 
     Raises StoreError, OSError.
     """
@@ -76,7 +68,7 @@ def restore(
             wanted = _wanted(catalog, stored, ranks)
             lacking = [each for each in wanted if find_local(path, each.place.part, each.version) is None]
             for each in lacking:
-                download(store, each, path, taken, parallel, note)
+                download(store, each, path, taken, parallel)
         except (CorruptError, MissingObjectError) as error:
             skipped.append(f"step {step}: {error}")
             continue
