@@ -61,6 +61,11 @@ def different_lines(
         why = ". No snapshot has the mode of a model: call model.train() at the start of each epoch"
     elif drawn:
         why = f": the random numbers of {' and '.join(GENERATORS[name] for name in drawn)} are not those of a run without kills"
+    elif first.found and first.found.kind == EventKind.BATCH and (data := first.found.facts.get("workers")):
+        why = (
+            f": worker processes of a DataLoader read it from {data}, and begin again after a kill. What {data} counts, keeps or "
+            "draws there is lost. Compute it from a sample's index, or draw with run.batches(loader, exact_augmentation=True)"
+        )
     elif values := proof.find_values(reference, repeated, first):
         more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
         why = (

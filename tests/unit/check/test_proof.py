@@ -99,6 +99,10 @@ def of_ranks(*attempts: list[Event], ranks: int = 2) -> Run:
             "step 3: the batch is another one: the random numbers of numpy are not those of a run without kills",
         ),
         (
+            [steps(0, 2), changed(steps(2, 5), EventKind.BATCH, 2, values={"": 8}, facts={"workers": "Tokens"})],
+            "step 3: the batch is another one: worker processes of a DataLoader read it from Tokens, and begin again",
+        ),
+        (
             [steps(0, 2), changed(steps(2, 5), EventKind.FORWARD, 2, values={"": 8})],
             "step 3: the batch is the same, what goes into Net is not",
         ),

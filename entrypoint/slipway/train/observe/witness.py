@@ -126,10 +126,10 @@ class Witness:
             where = {each.name: where for each in self._script() if (where := each.where())}
         self._write(EventKind.BEGIN, self._states(), facts={**self._describe(), "where": where})
 
-    def note_batch(self, batch: Any) -> None:
-        """Note a batch that is about to be handed out."""
+    def note_batch(self, batch: Any, workers: str = "") -> None:
+        """Note a batch that is about to be handed out. `workers`: the class of the data that worker processes read it from."""
         with self.aside():
-            self._write(EventKind.BATCH, {"": fingerprint(batch)})
+            self._write(EventKind.BATCH, {"": fingerprint(batch)}, facts={"workers": workers} if workers else {})
 
     def note_log(self, values: Mapping[str, Any]) -> None:
         """Note what `run.log` was called with."""

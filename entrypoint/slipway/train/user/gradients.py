@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from slipway.train.user.sharding import local
 
+USED, ADDED = "used", "added"  # gradients: see Leftover
 FEW = 9  # optimizers; with one for each parameter, the time would grow with the square of their number
 # The gradient of each parameter that has one, by the parameter's id, and its version. Weak references, since a new gradient may
 # get the address of one that is gone.
@@ -26,12 +29,14 @@ class Gradients:
         self.stepped = False  # since somebody last reset this
         self._optimizers, self._wanted = optimizers, wanted
         self._at_step: Fingerprint | None = self._fingerprint()
+        self.leftover = Leftover()
         for optimizer in optimizers:
             optimizer.register_step_post_hook(self._note_step)
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: object, more: object) -> None:
         self.steps += optimizer is self._optimizers[0]
         self.stepped = True
+        self.leftover.note_step(optimizer)
         self._at_step = self._fingerprint() if len(self._optimizers) < FEW or self._wanted() else None
 
     @property
@@ -54,6 +59,48 @@ class Gradients:
 
     def _fingerprint(self) -> Fingerprint:
         return {number: (weakref.ref(each), each._version) for number, each in self._gradients()}
+
+
+class Leftover:
+    """Notices that steps use gradients with which a step was done before, since nobody has zeroed them."""
+
+    def __init__(self) -> None:
+        """Of one parameter of each optimizer, and only if its gradient stays the same tensor: most loops make another one."""
+        self._gradients: dict[int, Callable[[], Any]] = {}  # by optimizer
+        self._left: dict[int, str] = {}  # what it has: USED by a step, ADDED to that since, or nothing of a step before
+        self._found = ""
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step."""
+        key = id(optimizer)
+        parameters = (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
+        if key in self._left:
+            if self._left[key] == ADDED:
+                self._found = self._found or type(optimizer).__name__
+            self._left[key] = USED
+        elif (parameter := next(parameters, None)) is not None:
+            before = self._gradients.get(key, lambda: None)
+            self._gradients[key] = weakref.ref(parameter.grad)
+            if before() is parameter.grad:
+                self._left[key] = USED
+                parameter.register_hook(partial(self._note_backward, key, weakref.ref(parameter)))
+
+    def _note_backward(self, key: int, parameter: Callable[[], Any], _: torch.Tensor) -> None:
+        gradient = getattr(parameter(), "grad", None)
+        if self._found or not self._left[key]:
+            return
+        added = gradient is not None and bool(values_of(local(gradient)).count_nonzero())
+        self._left[key] = ADDED if added else ""
+
+    def explain(self) -> str:
+        """Return a line, once, if that was found."""
+        if self._found in ("", "told"):
+            return ""
+        kind, self._found = self._found, "told"
+        return (
+            f"warning: {kind} steps with gradients that the step before has used, and to which the next backward was added: no "
+            "snapshot has gradients, so after a resume they begin at zero. Call zero_grad() after each step."
+        )
 
 
 def is_same(gradient: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], int] | None) -> bool:

@@ -21,7 +21,8 @@ from slipway.train.user.values import Packing, describe, unpack
 
 Tensors = dict[str, dict[str, torch.Tensor]]  # by file and name
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # also that of a file
-TAKEN = {"ranks", "run"}  # files of a snapshot that have another content
+OF_SCRIPT = "run_tensors"  # among the objects of a snapshot: see ScriptTensors
+TAKEN = {"ranks", "run", OF_SCRIPT}  # files of a snapshot that have another content
 SHOWN = 3  # differences in a message
 
 
@@ -91,13 +92,12 @@ class Objects:
 
     def load(self, snapshot: Snapshot) -> None:
         """Restore all states. Raises ConfigurationError, before anything is changed, where a model or a name does not fit."""
-        stored = snapshot.state["objects"]
-        if {name: set(parts) for name, parts in stored.items()} != {
-            name: set(parts) for name, parts in self.named.items()
-        }:
+        stored = {name: each for name, each in snapshot.state["objects"].items() if name != OF_SCRIPT}
+        named = {name: each for name, each in self.named.items() if name != OF_SCRIPT}
+        if {name: set(parts) for name, parts in stored.items()} != {name: set(parts) for name, parts in named.items()}:
             raise ConfigurationError(
                 f"The snapshot at step {snapshot.step} contains {listing(stored)}, and slipway.resume was called with "
-                f"{listing(self.named)}. Pass the same objects, or start another run: --run-dir PATH."
+                f"{listing(named)}. Pass the same objects, or start another run: --run-dir PATH."
             )
         for name, kinds in snapshot.state.get("kinds", {}).items():
             for part, kind in kinds.items():
@@ -107,7 +107,7 @@ class Objects:
                         "Build it as before, or start another run: --run-dir PATH."
                     )
         states: dict[tuple[str, str], Any] = {}
-        for name, parts in stored.items():
+        for name, parts in snapshot.state["objects"].items():
             tensors = self._tensors_of(snapshot, name)
             if not any(isinstance(each, nn.Module | torch.optim.Optimizer) for each in self.named[name].values()):
                 # An object may keep what it is given, and change it: the snapshot is needed again (see Repeated).

@@ -60,7 +60,6 @@ class Position:
     def __init__(self, context: Context, generators: Sequence[Generator] = ()) -> None:
         """At the beginning. `generators`: those that were passed, from which the script draws as from the process's own."""
         self._context, self._device, self._passed = context, context.device, generators
-        self.loader: Any = None  # that was read last
         self.goes_on = False  # whether the loop was given an iterator that had been read in an epoch before
         self._iterators, self._told = Iterators(), False
         self._yielded = 0  # batches of the call, in this process
@@ -198,8 +197,7 @@ class Position:
 
     def _begin(self, loader: Any, seed: int | None) -> Iterator[Any]:
         reading, device = self.reading, self._device
-        self.loader = loader
-        source = open_source(loader, self._say_again, seed)
+        source = open_source(loader, self._say_again, seed, reading.call, device)
         self._note_iterator(loader)
         set_epoch(loader, self.epoch)
         require_same_batches(reading, source, self.epoch)

@@ -45,12 +45,14 @@ from slipway.train.user.generators import all_random_states
 from slipway.train.user.gradients import Gradients
 from slipway.train.user.joining import end_badly, handle_stops, is_launched, is_under_torchrun, join
 from slipway.train.user.live_models import has_static_graph, release_models
-from slipway.train.user.objects import GeneratorState, Objects
+from slipway.train.user.objects import OF_SCRIPT, GeneratorState, Objects
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.replaying import UserReplays
+from slipway.train.user.script_tensors import ScriptTensors
 from slipway.train.user.script_values import values_of_script
-from slipway.train.user.unrepeatable import Modes, PastReads, explain_counter, explain_unset, listed
+from slipway.train.user.sources import data_of_workers
+from slipway.train.user.unrepeatable import Ahead, Modes, PastReads, explain_counter, explain_unset, listed
 from slipway.train.user.unsaved import Unsaved, device_of
 from slipway.train.user.values import describe
 from slipway.train.worker.launcher import (
@@ -157,6 +159,10 @@ class ResumableRun:
     ) -> None:
         """See `resume`; `keeps`: snapshots."""
         self.keeps = keeps
+        passed = objects.named_of_kind(object)
+        self._tensors = ScriptTensors(objects, ignored)
+        if keeps:
+            objects.named[OF_SCRIPT] = {"": self._tensors}
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
         optimizers = objects.of_kind(torch.optim.Optimizer)
         self._gradients = Gradients(optimizers, lambda: self._stopping is not None or self._counts.next >= self._due)
@@ -169,7 +175,8 @@ class ResumableRun:
         self._sinks: Sinks | None = None
         self._context, self._heartbeat = context, _ = join(os.environ, device_of(objects), keeps)
         generators = [each.inner for each in objects.of_kind(GeneratorState)]
-        self._pause, self._position, self._reads = Pause(), Position(context, generators), PastReads()
+        self._pause, self._position = Pause(), Position(context, generators)
+        self._reads, self._ahead = PastReads(), Ahead()
         self._replays = UserReplays(context, objects, keeps)
         self._passed_over: set[int] = set()  # signals
         self._handlers = handle_stops(context, os.environ, self._passed_over)
@@ -178,7 +185,7 @@ class ResumableRun:
         )
         place = context.place
         self._disk = DiskRhythm(save_every, 0)
-        self._unsaved = Unsaved(objects, context, ignored, keeps)
+        self._unsaved = Unsaved(objects, self._tensors, context, ignored, keeps)
         Modes(objects, self._warn)
         atexit.register(self._leave)
         with self._told():
@@ -210,14 +217,15 @@ class ResumableRun:
             )
             if keeps:
                 self._restore()
+                if not self._counts.looped:  # else the loop does so where it begins
+                    self._tensors.begin()
                 self._unsaved.begin(self._told)
-            passed = {**objects.named_of_kind(object), "run.state": self.state}
             self._witness = open_witness(
                 os.environ,
                 context,
                 self._snapshots,
                 self._contents.place,
-                passed,
+                {**passed, "run.state": self.state},
                 lambda: found_objects([*objects.all, *ignored]),
                 lambda: values_of_script(objects.all),
             )
@@ -274,22 +282,29 @@ class ResumableRun:
         with self._told((ConfigurationError,)):  # what else is raised here, the data did
             self._unsaved.note_read(loader)
             self._contents.declared.note_batches(self._position.calls, loader)
+            if not self._counts.loop and not self._position.used:
+                self._begin_tensors()
             if self._witness and not self._counts.loop:
                 self._witness.begin("batches")
             self._contents.begin_batches()
+            self._reads.within = True
+            self._ahead.begin()
             try:
                 for batch in self._position.batches(
-                    loader, self._contents.seed if exact_augmentation else None, self._turn
+                    loader, self._contents.seed if exact_augmentation else None, self._turn_batch
                 ):
                     if self._position.is_first and context.place.rank == 0:
                         self._warn(explain_counter(sys._getframe()))
                     self._hand_out("batches")
                     if self._witness:
-                        self._witness.note_batch(batch)
+                        self._witness.note_batch(batch, data_of_workers(loader))
+                    self._reads.within = False
                     yield batch
+                    self._reads.within = True
                     if self._position.draws_in_workers:
                         self._unsaved.note_draws(loader)
             finally:
+                self._reads.within = False
                 self._pause.rest("", context.device)
                 if self._position.in_epochs:
                     self._contents.rest()
@@ -319,8 +334,10 @@ class ResumableRun:
                 self._note_moved()
                 if not self._turning and self.keeps:
                     past = self._counts.loop == "epochs" and not self._position.reads
-                    self._warn(self._reads.note_past(self.state) if past else self._reads.end(None))
-                    self._reads.begin()
+                    self._warn(self._reads.note_past(self.state) if past else "")
+                if self.keeps:
+                    self._warn(self._reads.end())
+                    self._warn(self._gradients.leftover.explain())
             self._context.progress(self.number)
             self._context.beat(Phase.TRAIN)
             if not self._checked:
@@ -349,10 +366,12 @@ class ResumableRun:
         self._begun, self._gradients.stepped = True, False
         self._contents.note_moved()
 
+    def _turn_batch(self) -> None:
+        self._ahead.turn(self._gradients)
+        self._turn()
+
     def _turn(self) -> None:
         """The boundary between two iterations of `epochs`, `steps` or `batches`."""
-        if self._pause.within:
-            self._warn(self._reads.end(self._position.loader))
         self._position.note_resumed()
         self._pause.within, self._turning = "", True
         self.boundary()
@@ -365,7 +384,6 @@ class ResumableRun:
         self._counts.items += 1
         (self._contents.rest if kind == "epochs" else self._contents.go_on)()
         self._pause.begin(kind, self._context.device)
-        self._reads.begin()
 
     def _warn(self, text: str) -> None:
         if text and self._context.place.rank == 0:
@@ -464,8 +482,13 @@ class ResumableRun:
                     "single call."
                 )
         self._counts.loop, self._counts.total = name, count
+        self._begin_tensors()
         loop, total_before = self._counts.finished or ("", 0)
         return 0 if loop == name and count <= total_before else count
+
+    def _begin_tensors(self) -> None:
+        if self.keeps:
+            self._tensors.begin()
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position
@@ -479,6 +502,7 @@ class ResumableRun:
                     self._contents.begin_epoch()
                 self._hand_out("epochs")
                 yield position.epoch
+                self._warn(self._ahead.end(self._gradients.stepped))
                 position.end_epoch()
                 self._contents.go_on()
                 self._put_off = self._put_off and position.epoch < total
@@ -655,6 +679,7 @@ class ResumableRun:
     def _let_go(self) -> None:
         self._heartbeat.close()
         self._unsaved.close()
+        self._reads.close()
         if lock := self._context.place.lock:
             lock.release()
         for number, handler in self._handlers.items():

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from slipway.train.snapshots.tensors import sum_of_bits
 from slipway.train.user.found import GENERATORS, Variable, walk
 from slipway.train.user.objects import Objects, path
+from slipway.train.user.script_tensors import ScriptTensors
 from slipway.train.user.sharding import local
 
 TORCHS = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)  # whose states are no copies
@@ -41,7 +42,7 @@ class SavedStates:
         tensors = [*tensors_in(state)]
         self._kept.append(state)
         self._places |= {local(tensor).data_ptr() for tensor in tensors}
-        if not isinstance(value, TORCHS):
+        if not isinstance(value, (*TORCHS, ScriptTensors)):
             self._copies |= {(tensor.shape, bits_of(tensor)) for tensor in tensors}
         if not isinstance(value, nn.Module):
             self._within.append(({*walk([Variable(value, name, str)])}, state))

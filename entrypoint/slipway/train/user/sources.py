@@ -4,7 +4,7 @@
 | --- | --- |
 | a DataLoader over a map-style data set | its indices are skipped, and no sample is read twice |
 | an object with `state_dict` and `load_state_dict` | by its own state |
-| anything else that can be iterated | it is read again up to the position |
+| anything else that can be iterated | it is read again up to the position, and draws the same random numbers |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import counted
-from slipway.train.snapshots.state import other_random_states, random_states, set_random_states
+from slipway.train.snapshots.state import random_states, set_random_states
 from slipway.train.user.worker_draws import NotedCollate
 
 CPU = torch.device("cpu")
@@ -36,6 +36,7 @@ Draw = Callable[[], None] | None
 # Where loaders of accelerate and of Lightning Fabric keep torch's.
 INSIDE = ("base_dataloader", "_dataloader")
 MOST_PARTS = 1000  # of a loader: an object may make new ones whenever it is asked
+END = object()  # in the place of a batch
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # signals that stop a job
 
 
@@ -62,8 +63,11 @@ class BatchSource(Protocol):
         """Restore `state`, before `begin`."""
 
 
-def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> BatchSource:
+def open_source(
+    loader: Any, say: Callable[[str], None], seed: int | None, call: int = 0, device: torch.device = CPU
+) -> BatchSource:
     """Return the source for what a user passed to `run.batches`. `seed`: samples are seeded one by one, None: they are not.
+    `call`: the number of the call in its epoch. `device`: whose random generator is used beside those of the CPU.
 
     Raises ConfigurationError for what cannot be iterated, and for a `seed` where no sample has an index.
     """
@@ -82,7 +86,7 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
     elif isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset):
         return Indexed(loader, inner, seed)
     else:
-        source = Plain(loader, say)
+        source = Plain(loader, say, call, device)
     if seed is not None:
         raise ConfigurationError(
             "exact_augmentation=True needs a DataLoader over a data set with indices, since a sample is seeded by its "
@@ -94,6 +98,14 @@ def open_source(loader: Any, say: Callable[[str], None], seed: int | None) -> Ba
 def inner_of(loader: Any) -> Any:
     """Return torch's loader within one of a framework, or else the loader itself."""
     return next((loader.__dict__[name] for name in INSIDE if name in getattr(loader, "__dict__", ())), loader)
+
+
+def data_of_workers(loader: Any) -> str:
+    """Return the class of the data set that worker processes of a loader read from; empty if it has none."""
+    inner = inner_of(loader)
+    data = getattr(inner, "dataset", None)
+    data = data.inner if isinstance(data, Seeded) else data
+    return type(data).__name__ if isinstance(inner, DataLoader) and inner.num_workers else ""
 
 
 def begin_pass(loader: Any) -> Iterator[Any]:
@@ -218,14 +230,15 @@ class Plain:
 
     batch_size: int | None = None
 
-    def __init__(self, loader: Any, say: Callable[[str], None]) -> None:
-        """`say` is called with how long it took to read up to a position."""
+    def __init__(self, loader: Any, say: Callable[[str], None], call: int, device: torch.device) -> None:
+        """`say` is called with how long it took to read up to a position. `call`, `device`: see open_source."""
         self._loader, self._say, self.length = loader, say, length_of(loader)
+        self._call, self._device = call, device
 
     def begin(self, epoch: int, samples: int, batches: int, again: Draw, then: Draw) -> Iterator[Any]:
         """See BatchSource."""
         begun = time.monotonic()
-        iterator = begin_pass(self._loader)
+        iterator = self._read(begin_pass(self._loader), epoch)
         for _ in islice(iterator, batches):
             continue
         if then is not None:
@@ -236,6 +249,20 @@ class Plain:
                 f"read {counted(batches, 'batch')} of {kind} again in {time.monotonic() - begun:.1f} s, to resume after them"
             )
         return iterator
+
+    def _read(self, iterator: Iterator[Any], epoch: int) -> Iterator[Any]:
+        """Yield the batches. From the second on, each is read with random numbers of its own: what the order of a next pass draws
+        would else depend on what the script draws between the batches, and nobody draws that while they are read again.
+        """
+        first = [*islice(iterator, 1)]
+        place = hashlib.blake2b(f"{self._call}".encode() + bytes(torch.get_rng_state().numpy()), digest_size=7).digest()
+        yield from first
+        for seed in seeds_of(int.from_bytes(place, "little"), epoch, 0, 1, 1):
+            with seeded(seed, self._device):
+                batch = next(iterator, END)
+            if batch is END:
+                return
+            yield batch
 
     def batches_in(self, samples: int) -> int:
         """See BatchSource."""
@@ -491,13 +518,19 @@ class SeededCollate:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Have the random generators begin from `seed`, and afterwards be as they were: this may be the process that trains."""
-    before = random_states(CPU) | other_random_states()
+    before, others = random_states(device), (np.random.get_state(legacy=False), random.getstate())
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    with suppress(TypeError):  # numpy's generator may be one of another kind
+        np.random.seed(seed)
     random.seed(seed)
     try:
         yield
     finally:
-        set_random_states(CPU, before)
+        set_random_states(device, before)
+        np.random.set_state(others[0])
+        random.setstate(others[1])

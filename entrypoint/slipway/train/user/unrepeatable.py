@@ -6,6 +6,7 @@ import dis
 import gc
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,26 +14,27 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from slipway.train.user.found import is_users, live_objects
+from slipway.train.user.gradients import Gradients
 from slipway.train.user.names import state_of_model, without_wrappers
 from slipway.train.user.objects import Objects, shapes
-from slipway.train.user.sources import parts_of
 
 EARLY = 2  # epochs that use a model early until that is named
 SHOWN = 3  # names in a line
+AHEAD = 3  # turns within a pass: at the first nothing was done, and a step before each of the others
 COUNTERS: tuple[type, ...] = (enumerate, zip, islice)
 DEEPEST = 3  # iterators around one another, such as enumerate(tqdm(run.batches(loader)))
 PAST = (
     "warning: steps are done in an epoch, and nothing is read by run.batches: after a resume within it the epoch begins again, "
     "with samples that were trained on. Iterate over run.batches(loader), or leave out run.boundary() within the epoch."
 )
-WATCHED = 4  # iterations: with the second, the iterators are known; in all after it they have to advance
-Passes = list[tuple[weakref.ref[Any], int]]  # over one data set, each with the number of batches that it has read
 UNSET = re.compile(r"'(\w+)'")  # the variable in the message of a NameError
 
 
@@ -284,44 +286,84 @@ def sources_of(iterator: Any, depth: int = 2 * DEEPEST) -> Iterator[Any]:
         yield iterator
 
 
-class PastReads:
-    """Watches the first iterations of a loop for data loaders that it reads without `run.batches`."""
+class Ahead:
+    """Whether each batch is trained on after the next one was taken, as by a prefetcher around `run.batches`."""
 
     def __init__(self) -> None:
-        """Before the first."""
-        self._spans = self._past = 0
-        self._state = ""
-        self._advanced: dict[int, Passes] = {}  # by data set
+        """Before the first pass."""
+        self._turns: list[bool] = []
+        self._told = False
 
     def begin(self) -> None:
-        """Note that an iteration begins."""
-        if 0 < self._spans <= WATCHED:
-            now = passes()
-            self._advanced = {data: now[data] for data in self._advanced if data in now}
+        """Note that a pass begins."""
+        self._turns = []
 
-    def end(self, known: Any) -> str:
-        """Note that it is over. Returns a line about a loader that is read in each; `known`: what run.batches was given."""
-        self._spans += 1
-        if self._spans == 2:
-            self._advanced = {data: [] for data in passes()}
-        if not 2 <= self._spans <= WATCHED:
+    def turn(self, gradients: Gradients) -> None:
+        """Note that the next batch is asked for."""
+        if len(self._turns) < AHEAD or not gradients.stepped:
+            self._turns.append(gradients.stepped or (not self._turns and gradients.pending))
+
+    def end(self, stepped: bool) -> str:
+        """Note that the epoch is over. Returns a line, once; `stepped`: a step was done after the last turn."""
+        ahead = stepped and len(self._turns) == AHEAD and not self._turns[0] and all(self._turns[1:])
+        if not ahead or self._told:
             return ""
-        now = passes()
-        # A short one has ended, and another pass over the same data has begun.
-        self._advanced = {data: now[data] for data, before in self._advanced.items() if now.get(data, before) != before}
-        read = [each for several in self._advanced.values() for ref, _ in several if (each := ref()) is not None]
-        if self._spans < WATCHED or not read:
-            return ""
-        data = read[0]._dataset
-        if any(
-            data is part
-            for part in parts_of(known, "dataset", "base_dataloader", "_dataloader", "loader", "dataloader")
-        ):
-            return ""
+        self._told = True
         return (
-            f"warning: a DataLoader over {type(data).__name__} is read without run.batches: after a resume it begins again, at "
-            "other samples. Iterate over run.batches(loader), or over run.batches(zip(first, second)) for two at once."
+            "warning: each batch of run.batches is trained on after the next one was taken, as by a prefetcher around it: what "
+            "was taken counts as trained on, so a restart leaves a batch out. Put the prefetcher inside: "
+            "run.batches(Prefetcher(loader))."
         )
+
+
+class PastReads:
+    """Notices data loaders that the script reads on without `run.batches` in a later iteration, in each or for a validation now
+    and then: a restart begins them again, and draws the numbers for the order of a pass at another step.
+    """
+
+    def __init__(self) -> None:
+        """Before the first iteration."""
+        self.within = False  # whether run.batches reads
+        self._iteration = self._past = 0
+        self._state = ""
+        self._read: WeakKeyDictionary[Any, int] = (
+            WeakKeyDictionary()
+        )  # passes, each with the iteration that read it last
+        self._data, self._told, self._thread = "", False, threading.get_ident()
+        self._usual = _BaseDataLoaderIter.__next__
+        _BaseDataLoaderIter.__next__ = self._noting()  # type: ignore[method-assign, assignment]
+
+    def _noting(self) -> Callable[[Any], Any]:
+        usual, run = self._usual, weakref.ref(self)
+
+        def read(iterator: Any) -> Any:
+            if (own := run()) is not None and type(iterator).__module__ == DataLoader.__module__:
+                own._note(iterator)
+            return usual(iterator)
+
+        return read
+
+    def _note(self, iterator: Any) -> None:
+        if not self.within and self._thread == threading.get_ident():
+            if self._read.setdefault(iterator, self._iteration) != self._iteration:
+                self._data = type(iterator._dataset).__name__
+            self._read[iterator] = self._iteration
+
+    def end(self) -> str:
+        """Note that an iteration is over. Returns a line, once, about a loader that was read in it and in one before."""
+        self._iteration += 1
+        if self._told or not self._data:
+            return ""
+        self._told = True
+        return (
+            f"warning: a DataLoader over {self._data} is read without run.batches: after a resume it begins again, at other "
+            "samples. Iterate over run.batches(loader), or over run.batches(zip(first, second)) for two at once; in a "
+            "validation, begin a pass of its own each time: for batch in loader."
+        )
+
+    def close(self) -> None:
+        """Look no more."""
+        _BaseDataLoaderIter.__next__ = self._usual  # type: ignore[method-assign]
 
     def note_past(self, state: Mapping[str, Any]) -> str:
         """Note a boundary after a step in an epoch in which nothing was read by run.batches. Returns a line about the second,
@@ -330,14 +372,5 @@ class PastReads:
         self._past, before, self._state = self._past + 1, self._state, str(state) if self._past < 2 else ""
         if self._past != 2 or self._state != before:
             return ""
-        self._spans = WATCHED  # one line is enough
+        self._told = True  # one line is enough
         return PAST
-
-
-def passes() -> dict[int, Passes]:
-    """Return by data set the passes over DataLoaders that are under way in this process."""
-    found: dict[int, Passes] = {}
-    for each in gc.get_objects():
-        if issubclass(type(each), _BaseDataLoaderIter):
-            found.setdefault(id(each._dataset), []).append((weakref.ref(each), each._num_yielded))
-    return found

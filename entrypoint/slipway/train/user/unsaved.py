@@ -35,6 +35,7 @@ from slipway.train.user.module_attributes import tensors_at, version_of
 from slipway.train.user.names import without_wrappers
 from slipway.train.user.objects import NAME, Objects
 from slipway.train.user.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
+from slipway.train.user.script_tensors import ScriptTensors
 from slipway.train.user.sources import inner_of
 from slipway.train.user.step_numbers import StepNumbers
 from slipway.train.user.too_late import Seeding, Weights
@@ -68,8 +69,11 @@ class Unsaved:
     late (a network that is copied every thousand steps), at later ones, which become ever rarer.
     """
 
-    def __init__(self, objects: Objects, context: Context, ignored: Collection[object], keeps: bool) -> None:
+    def __init__(
+        self, objects: Objects, tensors: ScriptTensors, context: Context, ignored: Collection[object], keeps: bool
+    ) -> None:
         """Note which optimizers of this process step, until `close`. `keeps`: there are snapshots at all."""
+        self._tensors = tensors
         self._objects, self._context, self._keeps = objects, context, keeps
         self._ignored = [without_wrappers(each) for each in ignored]
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -189,6 +193,12 @@ class Unsaved:
             self._warn(
                 f"{owner} changes with the training ({name}), and is not saved: after a failure it starts from its beginning. "
                 f"{remedy}; or say that this is right: ignore=({owner.name or '…'},)."
+            )
+        for place in self._tensors.outgrown():
+            self._warn(
+                f"{place.name} ({place.where()}) is changed where it is, and is too large to be saved: after a failure it starts "
+                f"from its beginning. Make it a buffer of a model that is passed; or say that this is right: "
+                f"ignore=({place.name},)."
             )
         for place in self._weight_copies.lost(saved) if searches else ():
             where = f" ({found})" if (found := place.where()) else ""
