@@ -26,9 +26,9 @@ TORCHRUN = (
     *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
     *("--max-restarts", "3", "--monitor-interval", "0.1"),
 )
-# torchrun's restarts use one store for all attempts. Over gloo and NCCL a rank may then find the address of a process that has
-# ended (https://github.com/pytorch/pytorch/issues/135712); with this variable each attempt has a store of its own.
-STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# All attempts of torchrun share one TCPStore. Over gloo and NCCL a rank may then find the address of a process that has ended
+# (https://github.com/pytorch/pytorch/issues/135712); with this variable each attempt has one of its own.
+UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LAST = (
     "Under torchrun such a job prints nothing until the time-out of its collectives: 10 minutes with nccl, 30 with gloo.\n"
     "Your own script: slipway run --max-restarts 5 train.py (docs/own-script.md)"
@@ -72,7 +72,7 @@ def demo() -> None:
         with private_folder(own, "slipway-demo-") as folder:
             click.echo(f"The same script under both launchers. Rank 1 is killed after step {KILLED_AT}.")
             sides = {
-                "torchrun": recover("torchrun", TORCHRUN, STORE, folder),
+                "torchrun": recover("torchrun", TORCHRUN, UNSHARED, folder),
                 "slipway": recover("slipway", SLIPWAY, {}, folder),
             }
             click.echo("\n".join(["", *table(sides), ""]))
