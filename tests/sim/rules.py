@@ -347,7 +347,7 @@ class Rules:
             rivals = [
                 one for one in self._world.launchers if one.order is order and one.rank == rank and one is not launcher
             ]
-            if any(one in there or self._known[one].attempt is final for one in rivals):
+            if not order.auto and any(one in there or self._known[one].attempt is final for one in rivals):
                 allowed.add(78)  # the launcher that it was to replace lived on, and kept the place
             if order.auto and not heard:
                 allowed.add(76)  # all places were taken until the job ended
