@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.user.run import explained
 
 COMPLETE = "slipway-complete"  # a file in each checkpoint that all ranks have written
+TRAININGS: Counter[str] = Counter()  # how many began in this process, by output_dir
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -37,7 +39,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     """Slipway's part of a training by `transformers.Trainer`, or by a class that is derived from it. Pass it to the constructor.
 
     Where the launcher started the script, checkpoints and what else the Trainer writes go to a folder of `output_dir`'s name in
-    the run directory, so that two runs do not mix theirs.
+    the run directory, so that two runs do not mix theirs. A second `train()` of a process for the same folder has its checkpoints
+    in `training-2` there, a third one in `training-3`.
     """
 
     def __init__(self) -> None:
@@ -56,10 +59,16 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             if args.process_index == 0:
                 for note in notes:
                     print(f"slipway: note: {note}", flush=True)
+            usual = args.output_dir
+            TRAININGS[usual] += 1
+            if TRAININGS[usual] > 1:  # what lies there belongs to the first one
+                args.output_dir = str(Path(usual, f"training-{TRAININGS[usual]}"))
             newest = None
             if resume_from_checkpoint is not False:
                 with explained():
                     newest = newest_checkpoint(Path(args.output_dir), args.device)
+                    if resume_from_checkpoint is True and newest is None:
+                        newest = newest_checkpoint(Path(usual), args.device)
             given = None if resume_from_checkpoint is True else resume_from_checkpoint
             try:
                 result = train(newest or given, *words, **named)
@@ -67,6 +76,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
                 if args.load_best_model_at_end and trainer.state.best_model_checkpoint:
                     trainer._load_best_model()
                 result = TrainOutput(trainer.state.global_step, math.nan, {})
+            finally:
+                args.output_dir = usual
             self._run.finish()
             return result
 

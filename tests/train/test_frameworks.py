@@ -123,6 +123,55 @@ def test_a_killed_rank_resumes_where_the_newest_checkpoint_is(
     assert all(torch.equal(killed[name], whole[name]) for name in whole), "the same bits as if nothing had happened"
 
 
+STAGES = """
+import os, signal, sys
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+import slipway.hf
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+    def forward(self, x, y):
+        return {"loss": (self.layer(x) - y).square().mean()}
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **more):
+        if sys.argv[2:] == [f"{stage}/{state.global_step}"] and os.environ["SLIPWAY_ATTEMPT"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def make_trainer():
+    data = [{"x": torch.full((8,), float(i)), "y": torch.tensor([float(i)])} for i in range(16)]
+    args = TrainingArguments("out", max_steps=10, save_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=[])
+    return Trainer(net, args, train_dataset=data, callbacks=[slipway.hf.Callback(), Kill()])
+
+torch.manual_seed(0)
+net = Net()
+trainer = make_trainer()
+for stage in (1, 2, 3):
+    trainer.train()
+    if sys.argv[1] == "folds":
+        trainer = make_trainer()
+print("weights", net.layer.weight.tolist())
+"""
+
+
+@pytest.mark.parametrize("kind", ["stages", "folds"])
+def test_a_script_that_trains_several_times_resumes_in_the_training_that_failed(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "stages.py").write_text(STAGES)
+    run = (*SLIPWAY[:4], "1", *SLIPWAY[5:], "../stages.py", kind)
+    whole, killed = (end(start(tmp_path / name, *run, *words)) for name, words in (("whole", ()), ("killed", ("2/7",))))
+    assert "attempt 2" in killed
+    [expected], [found] = (
+        [line for line in said.splitlines() if line.startswith("weights")] for said in (whole, killed)
+    )
+    assert found == expected
+    folders = (tmp_path / "killed/run/out").glob("**/slipway-complete")
+    assert {path.parent.parent.name for path in folders} == {"out", "training-2", "training-3"}
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     found = load_newest(folder / "run/snapshots", print)
     assert found
