@@ -10,7 +10,7 @@ SECTIONS := .venv/bin/python tests/run.py
 
 .PHONY: help
 help: ## List the targets (ARGS=all describes all of them)
-	@awk -v first="run setup test image lint docs" -v all="$(filter all,$(ARGS))" -f entrypoint/targets.awk $(MAKEFILE_LIST)
+	@awk -v first="run demo setup test image lint docs" -v all="$(filter all,$(ARGS))" -f entrypoint/targets.awk $(MAKEFILE_LIST)
 
 .PHONY: run
 run: ## Train a small GPT, in the image if Docker answers (ARGS="--steps 200")

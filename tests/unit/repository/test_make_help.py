@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-NEEDED = ["run", "setup", "test", "image", "lint", "docs"]
+NEEDED = ["run", "demo", "setup", "test", "image", "lint", "docs"]
 TARGETS = re.findall(r"(?m)^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text())
 
 
