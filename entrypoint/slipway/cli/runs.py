@@ -20,7 +20,7 @@ from slipway.inspect.stored import fetch_run
 from slipway.launch.attempt.stops import TICK, ask_to_stop
 from slipway.launch.attempt.terminal import columns_of, fold
 from slipway.launch.resolve.container_checks import default_runs
-from slipway.launch.resolve.host import read_host
+from slipway.launch.resolve.host import own_container, read_host
 from slipway.launch.resolve.sources import read_sources
 from slipway.launch.run_directory.directory import RunDirectory, list_run_directories, odd_records
 from slipway.launch.run_directory.node_directory import NodeDirectory
@@ -190,8 +190,12 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
         with contextlib.suppress(LaunchError):  # there is none
             newest = named_run("", runs)
         if newest and read_status(newest).alive:
+            theirs = sorted(filter(None, map(str, RunDirectory(newest).containers)))
+            inside = (
+                f"docker exec {theirs[0][:12]} " if own_container() and theirs and own_container() not in theirs else ""
+            )
             raise LaunchError(
-                f"RUN is missing. To stop the one that runs, type: slipway stop {shlex.quote(newest.name)}"
+                f"RUN is missing. To stop the one that runs, type: {inside}slipway stop {shlex.quote(newest.name)}"
             )
         raise LaunchError("RUN is missing. Name the run to stop; `slipway runs` lists them.")
     path = named_run(run, runs)
@@ -210,6 +214,11 @@ def stop_run(run: str, runs: str | None, wait: bool) -> None:
             f"The request cannot be written: {error}. On {holder.host} type kill -INT {holder.pid}.", code_of(error)
         ) from None
     click.echo(f"asked {found.holders[0].text} to stop {path}")
+    if (container := own_container()) and container in RunDirectory(path).containers:
+        # From inside nobody can see whether it has one, and for Docker each exit code but 0 is a failure.
+        click.echo(
+            f"if this container has a restart policy, Docker starts it again and the run continues: docker stop {container[:12]}"
+        )
     if wait:
         sys.exit(_wait_for_end(path, scripts))
 

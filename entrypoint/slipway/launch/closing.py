@@ -50,6 +50,7 @@ NOT_REPEATED = {
     *("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "WORKLOAD"),
     *("SLIPWAY_RUNS", "SLIPWAY_RUN_DIR", "SLIPWAY_RESUME", "SLIPWAY_STORE", "SLIPWAY_SPARES"),
 }
+RESUMABLE = (Word.FAILED, Word.LOST, Word.PEER, Word.UNHEALTHY)  # whose cause may be gone by the next start
 SHOWN = 3  # times that the replicas differed, the newest
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes' default terminationMessagePath
 
@@ -166,6 +167,8 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
         there = alone_there(job, run.path, fleeting)
         say(f"results are in {short_path(run.path)}{there}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
+    elif run and job.plan.topology.rank == 0 and not fleeting and verdict.word in RESUMABLE:
+        show_rescue(job, run)
     if fleeting and not there:
         say(fleeting)
 
@@ -194,6 +197,18 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     if stopped and not job.plan.workload.builtin and step is not None and not fleeting:
         show_resume(job, run, here, columns)
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
+    if stopped and here.nodes > 1 and here.form.alone and not here.form.together:  # one command is one node
+        if fleeting:
+            container = job.host.container[:12] or "CONTAINER"
+            say(
+                f"to resume, start the containers of all nodes again, unless --rm removed them: docker start {container}"
+            )
+            return
+        if job.plan.workload.builtin:
+            say(
+                f"to resume, type the same command on each node, with --run-dir {shlex.quote(short_path(run.path))} --resume auto"
+            )
+        commands = tuple(command for command in commands if "--resume auto" not in command)
     for command in commands:
         filled = name_store(fill_in(command, short_path(run.path), step or 0, job.plan.arguments), store_of(job))
         filled = as_typed(filled, here)
@@ -214,6 +229,16 @@ def all_nodes_again(job: Job, here: Invocation) -> str:
     claim = job.sources.variable("WORKLOAD")
     workload = f"WORKLOAD={shlex.quote(claim.value)} " if claim else ""
     return f"{workload}{here.project}{here.form.together}"
+
+
+def show_rescue(job: Job, run: Run) -> None:
+    """Say how a user's program that failed resumes from what it had saved; a workload of ours has restarted by itself."""
+    step, error = run.newest_step, sys.stderr.fileno()
+    if job.plan.workload.builtin or step is None:
+        return
+    alone = "" if job.restarts else "; with --max-restarts N it restarts by itself"
+    say(f"the newest snapshot is that of step {step}. To resume from it{alone}:")
+    show_resume(job, run, find_here(job, fleeting=False), columns_of(error) if os.isatty(error) else sys.maxsize)
 
 
 def show_resume(job: Job, run: Run, here: Invocation, columns: int) -> None:
@@ -278,7 +303,10 @@ def find_here(job: Job, fleeting: bool) -> Invocation:
         workdir=str(workdir) if workdir != Path(WORKSPACE) else "",
         service=service,
         project=compose_project(job.environ) if service else "",
-        processes=_kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(host.shell)),
+        options=(
+            *_typed_options(job),
+            *_kept_processes(topology.values["NPROC_PER_NODE"].claim, runtime_of(host.shell)),
+        ),
         environ=tuple(_told_settings(job)),
     )
 
@@ -303,10 +331,23 @@ def _paths_in(arguments: Sequence[str]) -> Iterator[Path]:
             yield Path(text).absolute()
 
 
-def _kept_processes(claim: Claim, runtime: Runtime) -> str:
+def _kept_processes(claim: Claim, runtime: Runtime) -> list[str]:
     """The number of processes that a command has to repeat: what was typed, and in a container also what its -e said."""
-    kept = claim.is_typed and runtime.by_hand
-    return claim.value if kept or (runtime.is_engine and not claim.is_default) else ""
+    kept = (claim.is_typed and runtime.by_hand) or (runtime.is_engine and not claim.is_default)
+    return ["--nproc-per-node", claim.value] * kept
+
+
+def _typed_options(job: Job) -> Iterator[str]:
+    """The launcher's options that another command of the same kind needs, as they were typed; no secrets."""
+    given = {
+        setting: claim
+        for setting in SETTINGS
+        if setting.name not in NOT_REPEATED and (claim := job.sources.option(setting))
+    }
+    secrets = secret_values({setting.name: claim.value for setting, claim in given.items()})
+    for setting, claim in given.items():
+        if claim.is_typed and setting.name not in secrets:
+            yield from [setting.option] if setting.flag else [setting.option, claim.value]
 
 
 def typed_program() -> str:

@@ -87,6 +87,9 @@ def check_dataset(dataset: str) -> None:
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
         text = f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}"
         raise ConfigurationError(text, missing=rest)
+    if scheme == FILE and Path(rest).is_dir() and not any(Path(rest).iterdir()):
+        made = ", which Docker made because the file of -v is missing on the host" if Path(rest).is_mount() else ""
+        raise ConfigurationError(f"--dataset {dataset}: {rest} is an empty folder{made}.")
     if scheme == FILE and Path(rest).is_file() and not Path(rest).stat().st_size:
         raise ConfigurationError(f"--dataset {dataset}: {rest} is empty; there is no text in it.")
     if scheme == TOKENS and not (Path(rest) / MANIFEST).is_file():

@@ -19,6 +19,7 @@ IMAGE_USER = 1000  # images/slipway/Dockerfile
 NOT_AGAIN = ("--steps", "--epochs", "--export")  # how long it was; where it exported to nothing is overwritten
 NEEDS_GPUS = ("check", "selftest")  # beside the workloads
 CLAIM = "slipway-checkpoints"  # k8s/claims.yaml
+COMPOSE_FOLDERS = ("/checkpoints", "/data")  # compose/compose.yaml
 WORKSPACE = "/workspace"  # where the folder of the submission is
 SQUASHED = "/shared/images/slipway.sqsh"  # to be replaced
 # What k8s/base has, without which namespaces that enforce Pod Security `restricted` refuse a pod.
@@ -54,7 +55,8 @@ class Invocation:
     workdir: str = ""  # of the container, if it is not the image's own
     service: str = "train"  # of a compose file
     project: str = ""  # the variables with which docker compose finds that file and its volumes; see `compose_project`
-    processes: str = ""  # --nproc-per-node, where it was given and a new command would not have it by itself
+    # The launcher's options that were typed; --nproc-per-node also where -e gave it and a new command would lack it.
+    options: tuple[str, ...] = ()
     environ: tuple[str, ...] = ()  # further settings that -e gave, as NAME=VALUE, or as NAME of a secret
 
     @property
@@ -158,10 +160,10 @@ def as_typed(command: str, here: Invocation, *, trains: bool = False) -> str:
     trains = trains or first in WORKLOADS
     if not trains and first not in NEEDS_GPUS:
         here = replace(here, gpus=0)
-    if here.processes and "--resume auto" in words:  # with another number of processes the numbers differ
-        count = f"--nproc-per-node {here.processes}"
+    if here.options and "--resume auto" in words:  # a job that resumes is the same one
+        typed = shlex.join(here.options)
         words = (
-            f"{words} {count}" if first in WORKLOADS else words.replace("--resume auto", f"--resume auto {count}", 1)
+            f"{words} {typed}" if first in WORKLOADS else words.replace("--resume auto", f"--resume auto {typed}", 1)
         )
     return here.form.typed(words, trains, here)
 
@@ -219,7 +221,10 @@ def _in_compose(words: str, trains: bool, here: Invocation) -> str:
     """The project's own volumes are there. Its settings as well, which go on with the newest run and count its nodes."""
     anew = " --resume none" if trains and "--resume" not in words else ""
     alone = " --standalone" if trains and here.nodes > 1 else ""
-    return f"{here.project}docker compose run --rm {here.service} {words}{anew}{alone}"
+    user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
+    volumes = [mount for mount in here.others if trains and mount[1].removesuffix(":ro") not in COMPOSE_FOLDERS]
+    given = user + "".join(f" -v {quote_mount(*mount)}" for mount in volumes)
+    return f"{here.project}docker compose run --rm{given} {here.service} {words}{anew}{alone}"
 
 
 def _in_slurm(words: str, trains: bool, here: Invocation) -> str:

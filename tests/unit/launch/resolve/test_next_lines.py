@@ -27,6 +27,8 @@ from slipway.launch.resolve.next_lines import (
     next_commands,
 )
 from slipway.launch.resolve.settings import SETTINGS
+from slipway.launch.verdict.verdict import Outcome, judge
+from slipway.protocol.outcomes import Word
 
 TRAIN, READ = "slipway gpt --run-dir /checkpoints/mine --resume auto --steps 80", "slipway report /checkpoints/mine"
 ROOM = "--shm-size 1g --stop-timeout 120"
@@ -414,11 +416,92 @@ def test_the_words_of_a_program_are_those_that_were_typed(
 
 
 def test_in_a_container_a_script_is_resumed_with_all_that_it_had() -> None:
-    here = Invocation("docker", image="mine", others=(("/home/me", "/workspace"),), processes="2")
+    here = Invocation("docker", image="mine", others=(("/home/me", "/workspace"),), options=("--nproc-per-node", "2"))
     assert as_typed("slipway run --run-dir R --resume auto own.py", here, trains=True) == (
         'docker run --rm --shm-size 1g --stop-timeout 120 -e IMAGE=mine -v "$PWD/runs:/checkpoints" -v "/home/me:/workspace" mine '
         "run --run-dir R --resume auto --nproc-per-node 2 own.py"
     )
+
+
+def test_under_compose_a_script_is_resumed_with_its_folder_and_its_user() -> None:
+    others = (("/home/me", "/workspace"), ("slipway_data", "/data"))
+    here = Invocation("compose", user=4711, others=others, options=("--debug", "--notify", "a b"))
+    assert as_typed("slipway run --run-dir R --resume auto own.py", here, trains=True) == (
+        'docker compose run --rm --user 4711:0 -v "/home/me:/workspace" train run --run-dir R --resume auto '
+        "--debug --notify 'a b' own.py"
+    )
+    assert as_typed("slipway report R", here) == "docker compose run --rm --user 4711:0 train report R"
+
+
+def test_a_command_that_resumes_repeats_the_launchers_options() -> None:
+    options = {
+        "SLIPWAY_MAX_RESTARTS": "7",
+        "SLIPWAY_DEBUG": "1",
+        "SLIPWAY_RUN_DIR": "old",
+        "NPROC_PER_NODE": "2",
+        "WORLD_SIZE": "1",
+    }
+    plan = plan_for(("-m", "own"), options=options)
+    job = Job(plan, make_sources({}, options), make_devices(), {}, None, make_host())
+    assert sorted(find_here(job, fleeting=False).options) == ["--debug", "--max-restarts", "--nproc-per-node", "2", "7"]
+
+
+@pytest.mark.parametrize(
+    ("words", "restarts", "step", "word", "said"),
+    [
+        (
+            ("-m", "own"),
+            "0",
+            353,
+            Word.FAILED,
+            "step 353. To resume from it; with --max-restarts N it restarts by itself:",
+        ),
+        (("-m", "own"), "3", 353, Word.PEER, "step 353. To resume from it:"),
+        (("-m", "own"), "0", None, Word.FAILED, ""),
+        (("-m", "own"), "0", 353, Word.CONFIGURATION, ""),
+        (("gpt",), "3", 353, Word.FAILED, ""),
+    ],
+)
+def test_a_script_that_failed_is_resumed_from_its_snapshot(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    restarts: str,
+    step: int | None,
+    word: Word,
+    said: str,
+) -> None:
+    options = {"SLIPWAY_MAX_RESTARTS": restarts}
+    job = Job(plan_for(words, options=options), make_sources({}, options), make_devices(), {}, None, make_host())
+    run = SimpleNamespace(path=tmp_path / "run", newest_step=step)
+    closing.say_results(judge([Outcome(0, "host", word, 0.0)]), job, run)  # type: ignore[arg-type]
+    shown = capfd.readouterr().err
+    assert (f"the newest snapshot is that of {said}" in shown) == bool(said)
+    assert (f"--resume auto --max-restarts {restarts} -m own" in shown) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "said"),
+    [
+        (
+            ("/checkpoints",),
+            "to resume, type the same command on each node, with --run-dir /checkpoints/gpt-1 --resume auto",
+        ),
+        ((), "to resume, start the containers of all nodes again, unless --rm removed them: docker start CONTAINER"),
+    ],
+)
+def test_no_command_for_one_node_resumes_a_job_of_two(
+    mounts: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "node0"}
+    host = make_host()._replace(image="0.1.0", runtime="docker", mounts=dict.fromkeys(map(Path, mounts), "ext4"))
+    job = Job(plan_for(("gpt",), environ), make_sources(environ), make_devices(), environ, None, host)
+    run = SimpleNamespace(path=Path("/checkpoints/gpt-1"), newest_step=41)
+    closing.show_next(job, run, fleeting=not mounts, stopped=True)  # type: ignore[arg-type]
+    shown = capfd.readouterr().err
+    assert said in shown
+    assert "gpt --run-dir" not in shown
+    assert ("next: docker run" in shown) == bool(mounts)  # what reads the run is one command
 
 
 @pytest.mark.parametrize(
