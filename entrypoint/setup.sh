@@ -78,7 +78,7 @@ ln -sfn "$wheels" .venv/wheels
 : >"$log"
 before=$(fetched)
 if ((needed_gb > 1)); then
-    say "fetching PyTorch and CUDA 12: 4.2 GB, but for what $wheels holds; .venv takes 8 GB, $free_gb GB are free"
+    say "fetching PyTorch and CUDA 12: 4.2 GB, less what is in $wheels already; .venv takes 8 GB, and $free_gb GB are free"
 else
     say "downloading packages that are not in the cache ($wheels)"
 fi
@@ -95,4 +95,4 @@ step .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --no-bu
 # An editable installation leaves it out; Python looks for such files in site-packages alone.
 step cp entrypoint/slipway.pth "$(echo .venv/lib/python3.*/site-packages)"
 rm -rf .tmp
-say "done in $SECONDS s ($log)"
+say "done in $SECONDS s ($log). To use it, type: source .venv/bin/activate"

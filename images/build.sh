@@ -161,7 +161,7 @@ source=$(git remote get-url origin 2>/dev/null | sed --quiet --regexp-extended '
 if at_hand "$image"; then
     say "bringing $image up to date"
 else
-    say "building $image from $base: minutes the first time, when $FETCHED are fetched but for what this machine has"
+    say "building $image from $base: the first time this takes minutes, and fetches $FETCHED less what this machine has already"
 fi
 mkdir -p build
 readonly log=build/image.log

@@ -42,7 +42,7 @@ from slipway.launch.verdict.restarts import AttemptHistory
 from slipway.launch.verdict.verdict import Outcome, Verdict
 from slipway.protocol.files import OUTCOME_FILE, write_json
 from slipway.protocol.outcomes import Word
-from slipway.protocol.printable import printable
+from slipway.protocol.printable import listed, printable
 from slipway.protocol.redact import redact_words, secret_values
 
 # Which run and which nodes, and what the command says in its own way; every name of it is one of SETTINGS.
@@ -194,7 +194,7 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
     error = sys.stderr.fileno()
     # Lines of a log are searched and copied, so they are not folded there.
     columns = columns_of(error) if os.isatty(error) else sys.maxsize
-    if stopped and not job.plan.workload.builtin and step is not None and not fleeting:
+    if shown := stopped and not job.plan.workload.builtin and step is not None and not fleeting:
         show_resume(job, run, here, columns)
     commands = next_commands(job.plan.workload, fleeting, stopped=stopped)
     if stopped and here.nodes > 1 and here.form.alone and not here.form.together:  # one command is one node
@@ -215,11 +215,19 @@ def show_next(job: Job, run: Run, fleeting: bool, *, stopped: bool) -> None:
         if stopped and "--resume auto" in command and here.nodes > 1 and here.form.together:
             filled = all_nodes_again(job, here)
         write_own(fold_command("slipway:   next: ", printable(filled), columns))
-    if commands and not fleeting and (unknown := here.unknown_folders):
+    if commands or shown:
+        explain_commands(job, here, fleeting)
+
+
+def explain_commands(job: Job, here: Invocation, fleeting: bool) -> None:
+    """Say what the commands above could not know or repeat."""
+    if here.mounts and runtime_of(here.runtime).is_engine and (left := _other_variables(job)):
+        say(f"  These commands do not repeat other variables of -e: {listed(left, 10)}. Add those that the job needs")
+    if not fleeting and (unknown := here.unknown_folders):
         told = ", and ".join(f"$PWD/{printable(name)} is the folder mounted at {target}" for name, target in unknown)
         paths = "Its path is" if len(unknown) == 1 else "Their paths are"
         say(f"  In these commands, {told}. {paths} not known here, so type the commands in the folder that contains it")
-    if commands and here.lacks_image:
+    if here.lacks_image:
         otherwise = advise("image's name", job.host.runtime)
         say(f"  Replace {here.placeholder} with your image's name, or {otherwise}.")
 
@@ -233,12 +241,13 @@ def all_nodes_again(job: Job, here: Invocation) -> str:
 
 def show_rescue(job: Job, run: Run) -> None:
     """Say how a user's program that failed resumes from what it had saved; a workload of ours has restarted by itself."""
-    step, error = run.newest_step, sys.stderr.fileno()
+    step, error, here = run.newest_step, sys.stderr.fileno(), find_here(job, fleeting=False)
     if job.plan.workload.builtin or step is None:
         return
     alone = "" if job.restarts else "; with --max-restarts N it restarts by itself"
     say(f"the newest snapshot is that of step {step}. To resume from it{alone}:")
-    show_resume(job, run, find_here(job, fleeting=False), columns_of(error) if os.isatty(error) else sys.maxsize)
+    show_resume(job, run, here, columns_of(error) if os.isatty(error) else sys.maxsize)
+    explain_commands(job, here, fleeting=False)
 
 
 def show_resume(job: Job, run: Run, here: Invocation, columns: int) -> None:
@@ -321,6 +330,20 @@ def _told_settings(job: Job) -> Iterator[str]:
     }
     secrets = secret_values(given)
     yield from (name if name in secrets else f"{name}={value}" for name, value in given.items())
+
+
+# What the image, the engine and a shell set (images/slipway/Dockerfile).
+NOT_GIVEN = re.compile(
+    r"(SLIPWAY_|NVIDIA_|COMPOSE_|LC_).*|PATH|HOME|HOSTNAME|LANG|PWD|OLDPWD|SHLVL|_|TERM|USER|LOGNAME|LD_LIBRARY_PATH|IMAGE|container"
+)
+
+
+def _other_variables(job: Job) -> list[str]:
+    """The variables of -e that are no settings, as far as it is known what the image itself sets: in Slipway's own."""
+    if (job.host.image or "-own").endswith("-own"):
+        return []
+    known = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
+    return sorted(name for name in job.environ if name not in known | {"WORKLOAD"} and not NOT_GIVEN.fullmatch(name))
 
 
 def _paths_in(arguments: Sequence[str]) -> Iterator[Path]:

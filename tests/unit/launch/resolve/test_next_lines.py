@@ -480,6 +480,22 @@ def test_a_script_that_failed_is_resumed_from_its_snapshot(
     assert (f"--resume auto --max-restarts {restarts} -m own" in shown) == bool(said)
 
 
+def test_the_variables_that_no_command_repeats_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    environ = {
+        "HF_TOKEN": "hf_x",
+        "MY_DATA": "x",
+        "SLIPWAY_MAX_RESTARTS": "4",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "PATH": "/bin",
+    }
+    for image, said in (("0.1.0-cpu", True), ("0.1.0-own", False)):  # what a foreign image itself sets is not known
+        host = make_host()._replace(image=image, runtime="docker", mounts={Path("/checkpoints"): "ext4"})
+        job = Job(plan_for(("-m", "own"), environ), make_sources(environ), make_devices(), environ, None, host)
+        run = SimpleNamespace(path=Path("/checkpoints/own-1"), newest_step=41)
+        closing.show_next(job, run, fleeting=False, stopped=True)  # type: ignore[arg-type]
+        assert ("do not repeat other variables of -e: HF_TOKEN, MY_DATA." in capfd.readouterr().err) == said
+
+
 @pytest.mark.parametrize(
     ("mounts", "said"),
     [
