@@ -16,7 +16,7 @@ from pathlib import Path
 from slipway.launch.attempt.terminal import columns_of, say, short_path, write_own
 from slipway.launch.resolve.advice import advise
 from slipway.launch.resolve.catalog import words_of
-from slipway.launch.resolve.container_checks import fleeting_results, results_folder, unseen_file
+from slipway.launch.resolve.container_checks import fleeting_results, results_folder, seen_outside, unseen_file
 from slipway.launch.resolve.host import CHECKPOINTS, Host, is_read_only, mount_point, mounted_from
 from slipway.launch.resolve.job_spec import Job
 from slipway.launch.resolve.next_lines import (
@@ -165,7 +165,8 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
         if job.plan.workload.builtin:
             show_losses(run)
         there = alone_there(job, run.path, fleeting)
-        say(f"results are in {short_path(run.path)}{there}")
+        outside = seen_outside(job.host, run.path)
+        say(f"results are in {short_path(run.path)}{there or f'; {outside}' * bool(outside)}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     elif run and job.plan.topology.rank == 0 and not fleeting and verdict.word in RESUMABLE:
         show_rescue(job, run)
