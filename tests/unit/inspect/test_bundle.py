@@ -177,7 +177,7 @@ def test_the_plan_is_kept_with_its_notes_and_without_secrets(run: Path) -> None:
     text = (run / "node-0" / "plan.json").read_text()
     assert "canary" not in text
     kept = json.loads(text)
-    assert set(kept) == {"topology", "values", "torchrun", "notes", "container"}
+    assert set(kept) == {"topology", "values", "torchrun", "notes", "container", "host"}
     assert kept["torchrun"]["argv"][-2:] == ["--hub-token", "***"]
     assert kept["values"]["SLIPWAY_TOKEN"]["value"] == "***"
 
