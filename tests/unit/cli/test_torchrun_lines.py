@@ -14,6 +14,13 @@ from slipway.cli import arguments
 
 NODE_1 = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[1-2]"}
 SLURM = {**NODE_1, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+PET = {
+    "PET_NNODES": "2:4",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "lm-worker-0:23456",
+}
+ELASTIC = {**PET, "PET_RDZV_ID": "lm"}
 
 # The words before the script; the environment; nodes (fewest to most), rank, processes per node, address, port.
 LINES: list[tuple[str, dict[str, str], tuple[Any, ...]]] = [
@@ -46,6 +53,12 @@ LINES: list[tuple[str, dict[str, str], tuple[Any, ...]]] = [
     ("--nnodes 2 --nproc-per-node 8 --rdzv-endpoint node0:29500 --rdzv-conf timeout=900,read_timeout=60", {"SLIPWAY_TOKEN": "0123456789abcdef"}, (2, None, 8, "node0", 29500)),
     ("--nnodes 2 --nproc-per-node 8 --rdzv-endpoint node0:29500 --run-dir runs/exp1", {}, (2, None, 8, "node0", 29500)),
     ("--nnodes 2 --nproc-per-node 8 --node-rank auto --master-addr node0 --rdzv-id J", {}, (2, None, 8, "node0", 29500)),
+    # A PyTorchJob with an elasticPolicy, and a starter that counts nodes by the names that torchrun gives to processes.
+    ("", ELASTIC, ("2:4", None, 4, "lm-worker-0", 23456)),
+    ("--nnodes 2 --node-rank 1", ELASTIC, (2, 1, 4, "lm-worker-0", 23456)),
+    ("--master-addr node0 --node-rank 1", ELASTIC, ("2:4", 1, 4, "node0", 29500)),
+    ("", ELASTIC | {"PET_NNODES": "1"}, (1, 0, 4, "127.0.0.1", "free")),
+    ("", {"RANK": "1", "WORLD_SIZE": "2", "NPROC_PER_NODE": "8", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, (2, 1, 8, "job-master-0", 23456)),
     ("--nnodes 2+1 --nproc-per-node 8 --rdzv-id J --rdzv-endpoint node0", {}, ("2+1", None, 8, "node0", 29500)),
     ("--nproc-per-node auto --rdzv-id J --rdzv-endpoint node0:29500", {"NNODES": "2"}, (2, None, 8, "node0", 29500)),
     ("--node-rank auto --nproc-per-node 8", {}, (1, 0, 8, "127.0.0.1", "free")),
@@ -90,11 +103,17 @@ def test_a_line_that_cannot_work_is_78_with_what_to_type(slipway: Slipway, words
     assert says in answer.err
 
 
+def test_a_pytorchjob_without_a_rank_needs_an_identity(slipway: Slipway) -> None:
+    answer = slipway("plan", "linear", **PET)
+    assert answer.code == 78
+    assert "--rdzv-id NAME" in answer.err
+
+
 def test_the_plan_says_where_ranks_and_times_come_from(slipway: Slipway) -> None:
     words = "--nnodes 2:3 --rdzv-id J --rdzv-endpoint node0 --rdzv-conf join_timeout=900,last_call_timeout=10,close_timeout=5"
     answer = slipway("plan", *words.split(), "linear")
     lines = [" ".join(line.split()) for line in answer.out.splitlines()]
-    assert "RANK auto --rdzv-endpoint, since no rank is given" in lines
+    assert "RANK auto the rendezvous endpoint, since no rank is given" in lines
     assert "MASTER_ADDR node0 command line (--rdzv-endpoint)" in lines
     assert "SLIPWAY_RENDEZVOUS_TIMEOUT 900 command line (--rdzv-conf join_timeout)" in lines
     assert "SLIPWAY_ELASTIC_WINDOW 10 command line (--rdzv-conf last_call_timeout)" in lines

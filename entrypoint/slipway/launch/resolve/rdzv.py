@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from slipway.protocol.mistake import did_you_mean
 
 OPTIONS = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")
+# Where MASTER_ADDR comes from if no rank is given beside it. torchrun reads PET_… where an option is absent.
+ENDPOINTS = ("command line (--rdzv-endpoint)", "environment (PET_RDZV_ENDPOINT)")
 BACKENDS = ("c10d", "static")  # in which the endpoint is node 0
 # Of --rdzv-conf, what the numbers of seconds are here,
 SECONDS = {
@@ -40,9 +42,18 @@ class Rdzv(NamedTuple):
     mistake: str = ""
 
 
-def read_rdzv(options: Mapping[str, Any]) -> Rdzv:
-    """The options as click read them, None where they are absent; MASTER_ADDR and MASTER_PORT may be among them."""
-    backend, endpoint, name, conf = (options.get(option[2:].replace("-", "_")) for option in OPTIONS)
+def read_rdzv(options: Mapping[str, Any], environ: Mapping[str, str] = MappingProxyType({})) -> Rdzv:
+    """The options as click read them, None where they are absent; MASTER_ADDR and MASTER_PORT may be among them.
+
+    A PyTorchJob with an `elasticPolicy` sets PET_RDZV_… instead, which count unless an option or PET_MASTER_ADDR says where
+    the nodes meet.
+    """
+    names = [option[2:].replace("-", "_") for option in OPTIONS]
+    given = {name: options.get(name) for name in names}
+    elsewhere = given["rdzv_endpoint"] or options.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR")
+    if from_pet := bool(environ.get("PET_RDZV_ENDPOINT")) and not elsewhere:
+        given = {name: given[name] or environ.get(f"PET_{name.upper()}") or None for name in names}
+    backend, endpoint, name, conf = given.values()
     settings: dict[str, str] = {}
     origins: dict[str, str] = {}
     notes, mistakes, may_lead = [], [], True
@@ -62,7 +73,7 @@ def read_rdzv(options: Mapping[str, Any]) -> Rdzv:
                     f"--rdzv-endpoint {endpoint}, but {setting} is typed as {typed}. Leave one of them out."
                 )
             if value:
-                settings[setting], origins[setting] = value, "command line (--rdzv-endpoint)"
+                settings[setting], origins[setting] = value, ENDPOINTS[from_pet]
     for pair in filter(None, (conf or "").split(",")):
         key, _, value = (part.strip() for part in pair.partition("="))
         if setting := SECONDS.get(key, ""):

@@ -299,16 +299,6 @@ def _derive_skypilot(environ: Mapping[str, str], fqdn: str, claims: Claims) -> N
         claims.pop("NPROC_PER_NODE", None)  # a CPU node: nothing is said about processes
 
 
-def _advise_pet(environ: Mapping[str, str]) -> str:
-    endpoint = environ.get("PET_RDZV_ENDPOINT")
-    return (
-        f"PET_RDZV_ENDPOINT={endpoint} is ignored: ranks are static here. Set PET_MASTER_ADDR to the host of "
-        "node 0, and PET_NODE_RANK on each node"
-        if endpoint
-        else ""
-    )
-
-
 PET = Scheduler(
     "Kubeflow Trainer",
     ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"),
@@ -320,7 +310,6 @@ PET = Scheduler(
         "MASTER_PORT": ("PET_MASTER_PORT",),
     },
     before_plain=True,
-    address_advice=_advise_pet,
 )
 SLURM = Scheduler(
     "Slurm",

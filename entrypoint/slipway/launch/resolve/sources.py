@@ -149,7 +149,7 @@ def read_sources(options: dict[str, Any], defaults: dict[str, str], only: Collec
             f"{empty.option}: the value is empty. A shell variable that is not set leaves nothing. Give a value "
             f"({empty.metavar}), or leave the option out (default: {defaults.get(empty.name) or empty.default or 'none'})."
         )
-    rdzv = read_rdzv(options)
+    rdzv = read_rdzv(options, os.environ)
     origins = {name: origin for name, origin in rdzv.origins.items() if name not in given}
     given = {**rdzv.settings, **given}
     if options.get("standalone"):

@@ -16,6 +16,7 @@ from slipway.launch.resolve.advice import advise, means_cpu
 from slipway.launch.resolve.devices import Devices, Gpu
 from slipway.launch.resolve.foreign_values import explain_value
 from slipway.launch.resolve.host import Host
+from slipway.launch.resolve.rdzv import ENDPOINTS
 from slipway.launch.resolve.runtimes import runtime_of
 from slipway.launch.resolve.scheduler import JobShape, Reading
 from slipway.launch.resolve.schedulers import SCHEDULERS, explain_unknown_start, read_schedulers, warn_of_half_start
@@ -28,7 +29,6 @@ from slipway.protocol.printable import rank_ranges
 FREE_PORT = "a free port, for a single node"  # as the source of MASTER_PORT
 SPARE = -1  # as the group rank of a spare node
 OPEN = -1  # as the node rank that a launcher with RANK=auto finds out at the start (launch/rendezvous/claim.py)
-ENDPOINT = "command line (--rdzv-endpoint)"  # as the source of MASTER_ADDR: torchrun's line without ranks
 
 
 class Value(NamedTuple):
@@ -331,8 +331,8 @@ def _read_place(
     nodes = _read_size(sources, readings, size.claim, process)
     if nodes.most > 1 and sources.rdzv.mistake:
         raise LaunchError(sources.rdzv.mistake)
-    if nodes.most > 1 and values["RANK"].is_default and values["MASTER_ADDR"].source == ENDPOINT:
-        values["RANK"] = Value("auto", "--rdzv-endpoint, since no rank is given")
+    if nodes.most > 1 and values["RANK"].is_default and values["MASTER_ADDR"].source in ENDPOINTS:
+        values["RANK"] = Value("auto", "the rendezvous endpoint, since no rank is given")
     rank = values["RANK"]
     found = parse_claim(BY_NAME["RANK"], rank.claim)
     if found == "auto" and process:
@@ -429,7 +429,7 @@ def _ignore_meeting_place(values: dict[str, Value]) -> list[str]:
     notes = []
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         claim, setting = values[name].claim, BY_NAME[name]
-        if claim.source == ENDPOINT:  # which is where several meet
+        if claim.source in ENDPOINTS:  # which is where several meet
             values[name] = Value(setting.default, "default")
         if claim.is_typed:
             continue

@@ -36,10 +36,6 @@ def refuse(environ: dict[str, str], **more: Any) -> LaunchError:
         ({"RANK": "1"}, ("RANK=1", "WORLD_SIZE", "not given", "--nnodes N", "--standalone")),
         ({"RANK": "0", "WORLD_SIZE": "2"}, ("WORLD_SIZE=2 (from the environment) counts nodes; for one machine unset it. 2 nodes need MASTER_ADDR", "-e MASTER_ADDR=HOST", "--master-addr HOST")),
         ({k: v for k, v in OPEN_MPI.items() if k != "MASTER_ADDR"}, ("MASTER_ADDR", "-x MASTER_ADDR=HOST", "mpirun")),
-        (
-            {"PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "lm-worker-0:23456"},
-            ("4 nodes need MASTER_ADDR", "PET_RDZV_ENDPOINT=lm-worker-0:23456", "Set PET_MASTER_ADDR", "PET_NODE_RANK"),
-        ),
         (PLAIN | {"MASTER_PORT": "70000"}, ("MASTER_PORT=70000", "from the environment", "65534", "MASTER_PORT=29500")),
         (PLAIN | {"MASTER_PORT": "65535"}, ("MASTER_PORT=65535", "65534")),  # the next one is torchrun's store
         (PLAIN | {"MASTER_PORT": "http"}, ("MASTER_PORT=http", "a whole number")),
