@@ -45,12 +45,11 @@ class Rdzv(NamedTuple):
 def read_rdzv(options: Mapping[str, Any], environ: Mapping[str, str] = MappingProxyType({})) -> Rdzv:
     """The options as click read them, None where they are absent; MASTER_ADDR and MASTER_PORT may be among them.
 
-    A PyTorchJob with an `elasticPolicy` sets PET_RDZV_… instead, which count unless an option or PET_MASTER_ADDR says where
-    the nodes meet.
+    A PyTorchJob with an `elasticPolicy` sets PET_RDZV_… instead, which count unless an option says where the nodes meet.
     """
     names = [option[2:].replace("-", "_") for option in OPTIONS]
     given = {name: options.get(name) for name in names}
-    elsewhere = given["rdzv_endpoint"] or options.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR")
+    elsewhere = given["rdzv_endpoint"] or options.get("MASTER_ADDR")
     if from_pet := bool(environ.get("PET_RDZV_ENDPOINT")) and not elsewhere:
         given = {name: given[name] or environ.get(f"PET_{name.upper()}") or None for name in names}
     backend, endpoint, name, conf = given.values()
