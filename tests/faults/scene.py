@@ -145,7 +145,7 @@ def evaluations(run: Path, since: int = 0) -> list[float]:
 
 def verdict(closing: list[str]) -> str:
     """The line of what a launcher said that shows how it ended."""
-    told = [line for line in closing if not line.startswith((" ", "results are in "))]
+    told = [line for line in closing if not line.startswith((" ", "results are in ", "the newest snapshot is "))]
     return told[-1] if told else ""
 
 

@@ -166,7 +166,7 @@ def say_results(verdict: Verdict, job: Job, run: Run | None) -> None:
             show_losses(run)
         there = alone_there(job, run.path, fleeting)
         outside = seen_outside(job.host, run.path)
-        say(f"results are in {short_path(run.path)}{there or f'; {outside}' * bool(outside)}")
+        say(f"results are in {short_path(run.path)}{there or f' ({outside})' * bool(outside)}")
         show_next(job, run, bool(fleeting), stopped=verdict.word != Word.FINISHED)
     elif run and job.plan.topology.rank == 0 and not fleeting and verdict.word in RESUMABLE:
         show_rescue(job, run)
