@@ -106,6 +106,7 @@ def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) 
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
     monkeypatch.setattr("slipway.train.user.run.require_first", lambda: None)  # a test stands for several processes
+    monkeypatch.setattr("slipway.train.user.repeated.LEAST", float("inf"))  # seconds, which a busy machine takes
     usual = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
     yield
     for number, handler in usual.items():

@@ -94,3 +94,8 @@ def test_each_rank_gets_back_what_it_had_otherwise(case: str) -> None:
     assert (found.state["values"], found.state["objects"]) == (second.values, second.packed)
     compared = [(file, name) for file in own for name in own[file] if name]
     assert all(torch.equal(found.tensors[file][name], second.tensors[file][name]) for file, name in compared)
+
+
+def test_tensors_of_the_script_have_its_own_names_in_a_message() -> None:
+    value = torch.zeros(1)
+    assert names_of({"run-tensors": {"values.queue": value, "": value}}) == "queue, tensors in the script's variables"

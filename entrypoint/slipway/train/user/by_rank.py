@@ -18,7 +18,7 @@ from torch import nn
 
 from slipway.train.snapshots.snapshot import Snapshot
 from slipway.train.snapshots.tensors import raw_bytes
-from slipway.train.user.objects import Objects, Tensors, file_of
+from slipway.train.user.objects import OF_SCRIPT, Objects, Tensors, file_of
 from slipway.train.worker.context import Context
 
 COMPARED = 2**24  # bytes of an object's tensors, the smallest first: to hash them takes 16 ms
@@ -128,11 +128,14 @@ def with_own(snapshot: Snapshot, own: Own) -> Snapshot:
 
 def names_of(own: Own) -> str:
     """Return the names of what differed, for a message."""
-    names = [
-        "run.state" if file == RUN else f"{file}.{name}".removesuffix(".")
-        for file, named in own.items()
-        for name in named
-    ]
+    names = [shown(file, name) for file, named in own.items() for name in named]
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+def shown(file: str, name: str) -> str:
+    """Return how a message calls a piece."""
+    if file == file_of(OF_SCRIPT):
+        return name.removeprefix("values.") or "tensors in the script's variables"
+    return "run.state" if file == RUN else f"{file}.{name}".removesuffix(".")
