@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import slipway
+from slipway.train.user.data_attributes import LARGEST
 
 pytestmark = [pytest.mark.pull, pytest.mark.usefixtures("own_run")]
 Make = Callable[[], Iterable[Any]]
@@ -200,6 +203,126 @@ def test_tensors_and_arrays_that_a_script_changes_where_they_are_come_back(
     assert "warning" not in capsys.readouterr().err
 
 
+class Replay:
+    """Past inputs, and how many there were."""
+
+    def __init__(self) -> None:
+        self.past = deque[Any](maxlen=4)
+        self.seen, self.average, self.file = 0, None, None
+
+    def add(self, inputs: torch.Tensor) -> None:
+        self.past.append((inputs, inputs.numpy().copy(), self.seen))
+        self.seen += 1
+        self.average = inputs if self.average is None else 0.9 * self.average + 0.1 * inputs  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kill", ["within an epoch", "before its data"])
+def test_containers_and_objects_that_a_script_changes_come_back(
+    kill: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(broken: bool) -> Any:
+        queue, weights, replay = deque[Any](maxlen=3), [1.0] * 6, Replay()
+        itself: list[Any] = []
+        itself.append(itself)
+        model, optimizer, run = begin()
+        smooth: dict[str, torch.Tensor] = {}
+
+        def smoothed(gradient: torch.Tensor) -> torch.Tensor:
+            smooth["weight"] = gradient + 0.5 * smooth.get("weight", torch.zeros(1))
+            return smooth["weight"]
+
+        model.weight.register_hook(smoothed)  # type: ignore[operator, union-attr]
+        for epoch in run.epochs(3):
+            if broken and (epoch, kill) == (1, "before its data"):
+                break_off(run)
+            replay.seen += 10
+            for [inputs] in run.batches(loader()):
+                if broken and (epoch, run.batch, kill) == (1, 3, "within an epoch"):
+                    break_off(run)
+                beside = sum([*(each.sum() for each in queue), *(each[1].sum() for each in replay.past)])
+                teach(model, optimizer, inputs + (float(beside) + sum(weights) + replay.seen) / 100)
+                queue.append(inputs)
+                weights[run.batch] += inputs[0, 0].item()
+                replay.add(inputs)
+        return model.state_dict(), [*queue], weights, replay.seen, [each[0] for each in replay.past], replay.average
+
+    compared(train, monkeypatch, tmp_path)
+    assert "warning" not in capsys.readouterr().err
+
+
+class Opener:
+    """Opens a file and reads a clock where it is used first."""
+
+    def __init__(self) -> None:
+        self.opened, self.file = False, None
+        self.clock = Clock()
+
+    def write(self) -> None:
+        if not self.opened:
+            self.opened, self.file = True, object()  # type: ignore[assignment]
+        assert self.file
+        self.clock.counted, self.clock.last = self.clock.counted + 1, time.monotonic()
+
+
+class Clock:
+    """How often something was done, and when the last time."""
+
+    def __init__(self) -> None:
+        self.counted, self.last = 0, 0.0
+
+
+def test_what_an_object_has_opened_is_opened_again_and_no_time_comes_back() -> None:
+    for steps in (2, 4):
+        opener = Opener()
+        model, optimizer, run = begin()
+        for step in run.steps(steps):
+            if step == 2:
+                assert (opener.opened, opener.clock.counted, opener.clock.last) == (False, 2, 0.0)
+            opener.write()
+            teach(model, optimizer, torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_queue_of_tensors_that_will_be_too_long_to_be_saved_is_named(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay, held, losses, samples = Replay(), deque[Any](maxlen=size), deque[float](maxlen=size), [torch.ones(2)] * 5000
+    replay.past = deque(maxlen=size)
+    outputs: dict[str, Any] = {}
+    ignored = deque[Any](maxlen=size)
+    model, optimizer, run = begin(ignore=(ignored,))
+    for _ in run.steps(4):
+        teach(model, optimizer, samples[0][:1])
+        replay.add(torch.ones(1))
+        held.append((torch.ones(2), 1))
+        outputs["layer"] = torch.ones(LARGEST)  # in each step another one
+        ignored.append(torch.ones(2))
+        losses.append(1.0)
+    said = capsys.readouterr().err
+    for name in ("held (test_own_beside.py:", "replay.past (test_own_beside.py:"):
+        assert said.count(f"warning: {name}") == (size > 10)
+    assert said.count("warning") == 2 * (size > 10)
+
+
+def test_a_generator_that_was_passed_and_makes_the_batches_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train(broken: bool) -> Any:
+        dice = torch.Generator().manual_seed(3)
+        model, optimizer, run = begin(dice=dice)
+        data = TensorDataset(torch.arange(12.0)[:, None])
+        for [inputs] in run.batches(endless(DataLoader(data, 2, shuffle=True, generator=dice))):
+            if broken and run.step == 8:
+                break_off(run)
+            teach(model, optimizer, inputs)
+            if run.step == 20:
+                break
+        run.finish()
+        return model.state_dict()
+
+    compared(train, monkeypatch, tmp_path)
+
+
 def test_a_tensor_that_is_too_large_to_be_saved_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +356,43 @@ def test_gradients_of_the_steps_before_are_named(
             model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
     assert ("warning: SGD steps with gradients that the step before has used" in capsys.readouterr().err) == named
+
+
+def by_hand(model: nn.Module) -> None:
+    gradients = torch.autograd.grad(model(torch.ones(1, 1)).sum(), [*model.parameters()])
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.copy_(gradient)
+
+
+def looked_at(model: nn.Module) -> None:
+    torch.autograd.grad(model(torch.ones(1, 1)).sum(), [*model.parameters()])
+    model.zero_grad(set_to_none=False)
+    model(torch.ones(1, 1)).sum().backward()
+
+
+def zeroed_through_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data.zero_()
+    model(torch.ones(1, 1)).sum().backward()
+
+
+def replaced_and_added_to(model: nn.Module) -> None:
+    by_hand(model)
+    model(torch.ones(1, 1)).sum().backward()
+
+
+@pytest.mark.parametrize("backward", [by_hand, looked_at, zeroed_through_data, replaced_and_added_to])
+def test_gradients_that_are_replaced_before_their_step_are_not_named(
+    backward: Callable[[nn.Module], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer, run = begin()
+    for _ in run.steps(12):
+        backward(model)
+        optimizer.step()
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_gradients_that_another_loss_leaves_and_that_are_zeroed_before_their_step_are_not_named(

@@ -88,7 +88,7 @@ def test_the_end_of_an_epoch_is_saved_when_its_own_code_is_done(
             (int(each.name[5:]) for each in (run._context.place.run_dir / "snapshots").glob("step-*")), default=0
         )
 
-    found: list[list[int]] = [[], []]
+    found: tuple[list[int], list[int]] = ([], [])  # which outlives what stands for a process
     for end in range(4):
         run, step = begin(**more)
         with suppress(BrokenOffError):
@@ -102,7 +102,7 @@ def test_the_end_of_an_epoch_is_saved_when_its_own_code_is_done(
                     found[0].append(newest(run))
                     break_off(run)
                 assert loss == epoch
-    assert found == [before, after]
+    assert found == (before, after)
 
 
 def test_a_stop_at_the_end_of_an_epoch_waits_until_its_own_code_is_done(request: pytest.FixtureRequest) -> None:
@@ -401,24 +401,24 @@ def test_a_run_is_saved_while_one_of_its_optimizers_does_not_step(order: str) ->
 
 @pytest.mark.parametrize("how", ["epochs", "steps"])
 def test_a_run_that_break_left_is_finished_until_it_is_given_more(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def loop(total: int, last: int) -> list[int]:
+    def loop(total: int, last: int) -> tuple[int, ...]:
         run, step = begin()
-        done = []
+        done: tuple[int, ...] = ()  # a list comes back
         for number in getattr(run, how)(total):
             step()
             if how == "epochs":
                 run.boundary()
-            done.append(number)
+            done += (number,)
             if number == last:
                 break
         return done
 
-    assert loop(10, 2) == [0, 1, 2]
-    assert loop(10, 2) == []
-    assert loop(8, 2) == []
+    assert loop(10, 2) == (0, 1, 2)
+    assert loop(10, 2) == ()
+    assert loop(8, 2) == ()
     assert "was already finished at step 3" in capsys.readouterr().out
     assert loop(12, 5)[-1] == 5
-    assert loop(6, 5) == []
+    assert loop(6, 5) == ()
 
 
 Trace = dict[tuple[Any, ...], float]

@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.train.user.found import is_users
-from slipway.train.user.values import PLAIN, from_bytes, put_back, to_bytes
+from slipway.train.user.values import DEEPEST, PLAIN, from_bytes, put_back, to_bytes
 
 LONGEST = 2**12  # values of a list that is saved: each snapshot has it for each rank
 LARGEST = 2**16  # bytes of an array
+SMALL = 2**12  # bytes of one that counts as a single value
 LEADING = 2**10  # values of a longer one that are compared
 OF_USERS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # for each class, since snapshots ask it of every module
 Stored = dict[str, Any]  # by attribute: a plain value, or what `to_bytes` made of another
@@ -143,19 +144,21 @@ def attributes(place: Any) -> dict[str, Any]:
     return {key: value for each in (*kinds, place) for key, value in [*vars(each).items()]}
 
 
-def room_after(value: Any, room: int) -> int:
-    """Return how many of so many values are left after those in `value`; less than 0 for what is not saved."""
+def room_after(value: Any, room: int, levels: int = DEEPEST) -> int:
+    """Return how many of so many values are left after those in `value`; less than 0 for what is not saved, such as a list that
+    contains itself.
+    """
     if type(value) in PLAIN or isinstance(value, np.generic):
         return room - 1
     if type(value) in (np.ndarray, torch.Tensor):
         plain = isinstance(value, np.ndarray) or (
             value.is_cpu and value.layout is torch.strided and not value.requires_grad
         )
-        return room - 1 if plain and value.nbytes <= LARGEST else -1
-    if type(value) not in (list, tuple, dict) or len(value) > room:
+        return room - 1 - value.nbytes // SMALL if plain and value.nbytes <= LARGEST else -1
+    if type(value) not in (list, tuple, dict) or len(value) > room or not levels:
         return -1
     for each in value.values() if type(value) is dict else value:
-        room = room_after(each, room)
+        room = room_after(each, room, levels - 1)
         if room < 0:
             break
     return room

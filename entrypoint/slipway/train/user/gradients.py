@@ -11,7 +11,6 @@ import torch
 
 from slipway.train.user.sharding import local
 
-USED, ADDED = "used", "added"  # gradients: see Leftover
 FEW = 9  # optimizers; with one for each parameter, the time would grow with the square of their number
 # The gradient of each parameter that has one, by the parameter's id, and its version. Weak references, since a new gradient may
 # get the address of one that is gone.
@@ -67,30 +66,41 @@ class Leftover:
     def __init__(self) -> None:
         """Of one parameter of each optimizer, and only if its gradient stays the same tensor: most loops make another one."""
         self._gradients: dict[int, Callable[[], Any]] = {}  # by optimizer
-        self._left: dict[int, str] = {}  # what it has: USED by a step, ADDED to that since, or nothing of a step before
+        self._parameters: dict[int, Callable[[], Any]] = {}
+        # How often the gradient was changed when the step was done, until a backward adds to it; whether numbers were in it then.
+        self._used: dict[int, int | None] = {}
+        self._left: dict[int, bool] = {}
         self._found = ""
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step."""
         key = id(optimizer)
-        parameters = (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
-        if key in self._left:
-            if self._left[key] == ADDED:
+        if key in self._parameters:
+            if self._left[key] and self._used[key] is None:
                 self._found = self._found or type(optimizer).__name__
-            self._left[key] = USED
-        elif (parameter := next(parameters, None)) is not None:
+            gradient = getattr(self._parameters[key](), "grad", None)
+            self._used[key], self._left[key] = None if gradient is None else local(gradient)._version, False
+            return
+        parameters = (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
+        if (parameter := next(parameters, None)) is not None:
             before = self._gradients.get(key, lambda: None)
             self._gradients[key] = weakref.ref(parameter.grad)
             if before() is parameter.grad:
-                self._left[key] = USED
-                parameter.register_hook(partial(self._note_backward, key, weakref.ref(parameter)))
+                self._parameters[key] = weakref.ref(parameter)
+                self._used[key], self._left[key] = local(parameter.grad)._version, False
+                parameter.register_hook(partial(self._note_backward, key))
+                parameter.register_post_accumulate_grad_hook(partial(self._note_added, key))
 
-    def _note_backward(self, key: int, parameter: Callable[[], Any], _: torch.Tensor) -> None:
-        gradient = getattr(parameter(), "grad", None)
-        if self._found or not self._left[key]:
-            return
-        added = gradient is not None and bool(values_of(local(gradient)).count_nonzero())
-        self._left[key] = ADDED if added else ""
+    def _note_backward(self, key: int, _: torch.Tensor) -> None:
+        """Before a gradient is added, or torch.autograd.grad returns it. What zeroes through `.data` counts as no change."""
+        used = self._used[key]
+        if not self._found and (used is not None or self._left[key]):
+            gradient = getattr(self._parameters[key](), "grad", None)
+            numbers = torch.empty(0) if gradient is None else local(gradient)
+            self._left[key] = used in (None, numbers._version) and bool(values_of(numbers).count_nonzero())
+
+    def _note_added(self, key: int, _: torch.Tensor) -> None:
+        self._used[key] = None
 
     def explain(self) -> str:
         """Return a line, once, if that was found."""

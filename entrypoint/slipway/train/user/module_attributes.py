@@ -22,6 +22,7 @@ from slipway.protocol.mistake import ConfigurationError
 from slipway.train.user.data_attributes import LARGEST, LONGEST, decode, encode, is_of_user, room_after, same
 from slipway.train.user.names import inside_of, without_wrappers
 from slipway.train.user.objects import GeneratorState, Objects
+from slipway.train.user.script_places import MARK, Kept, ScriptPlaces
 from slipway.train.user.values import PLAIN, from_bytes, put_back, to_bytes
 
 MODE = "training"  # each epoch sets it
@@ -45,18 +46,37 @@ class ModuleAttributes:
             for name, each in objects.named_of_kind(object).items()
             if not isinstance(each, nn.Module | GeneratorState) and is_of_user(type(each)) and hasattr(each, "__dict__")
         }
-        places = [*self._places()]
-        self._tensors = {
+        self._script: ScriptPlaces | None = None
+        self._pending: Values = {}  # of the script, until its loop begins
+        self._tensors: dict[str, tuple[weakref.ref[torch.Tensor], int | None]] = {}
+        self._marks: Values = {}
+        self._built: Values = {}
+        self._note(self._places())
+
+    def _note(self, found: Iterable[tuple[str, Place]]) -> None:
+        places = [*found]
+        self._tensors |= {
             key: (weakref.ref(value), version_of(value))
             for path, place in places
             for key, value in tensors_at(path, place)
         }
         values = dict(values_at(places))
-        self._marks = {path: mark_of(value) for path, value in values.items()}
-        self._built = encoded(values)
+        self._marks |= {path: mark_of(value) for path, value in values.items()}
+        self._built |= encoded(values)
+
+    def begin_loop(self, script: ScriptPlaces) -> None:
+        """Add what the script has where its loop begins, and have that as it was in the snapshot."""
+        self._script = script
+        self._note(script)
+        pending, self._pending = self._pending, {}
+        if pending:
+            self.load({**self.changed(), **pending})
 
     def changed(self) -> Values:
         """Return those that are not as the script has built them."""
+        return {**self._changed(), **self._pending}
+
+    def _changed(self) -> Values:
         places = [*self._places()]
         values = dict(values_at(places))
         found = encoded(
@@ -68,6 +88,8 @@ class ModuleAttributes:
                 if built is None or built() is not value or version_of(value) != version:
                     with suppress(ConfigurationError):
                         found[key] = to_bytes({"it": value.detach().cpu(), "device": value.device.type}, key)
+        if self._script is not None:
+            found = {path: each for path, each in found.items() if path[0] != MARK or not self._script.is_time(each)}
         return found
 
     @contextmanager
@@ -75,6 +97,7 @@ class ModuleAttributes:
         """Load these once the block has loaded the objects' states. What a state sets by itself stays as that has set it: it may
         mean something else there, such as a count that begins where the last one ended.
         """
+        self._pending = {path: value for path, value in changed.items() if path.startswith(MARK)}
         before = self._marks_now()
         yield
         now = self._marks_now()
@@ -121,6 +144,7 @@ class ModuleAttributes:
                         (f"{path}.{key}", each) for key, each in attributes if key[0] != "_" and is_settings(each)
                     )
         yield from self._others.items()
+        yield from self._script or ()
 
 
 def is_short_container(value: Any) -> bool:
@@ -131,7 +155,7 @@ def is_short_container(value: Any) -> bool:
 def values_at(places: Iterable[tuple[str, Place]]) -> Iterator[tuple[str, Any]]:
     """Yield what is saved of the attributes of some objects, but tensors, with their paths."""
     for path, place in places:
-        own, module = is_of_user(type(place)), isinstance(place, nn.Module)
+        own, module = type(place) is Kept or is_of_user(type(place)), isinstance(place, nn.Module)
         hidden = "_" if module else "__"  # what torch's modules keep for themselves
         for key, value in vars(place).items():
             if key == MODE or key.startswith(hidden) or (not module and key in OF_OPTIMIZER):

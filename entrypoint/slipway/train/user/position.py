@@ -206,11 +206,13 @@ class Position:
         self._resume_generators(reading.call, generators, begun=reading.begun or not self.in_epochs)
         if reading.begun or not self.in_epochs:
             self.restore_random()
-        now = Draws(all_random_states(device), [*map(state_of_generator, generators)])
+        # Code that makes the batches, such as a generator function, may draw from those that were passed.
+        drawing = [*generators, *self._passed]
+        now = Draws(all_random_states(device), [*map(state_of_generator, drawing)])
         if self._begun is None:
             self._begun, reading.again = now, again
         begun = self._begun
-        begun.restore(device, generators)
+        begun.restore(device, drawing)
         if self._state is not None:
             source.load(self._state)
             self._state = None
@@ -219,9 +221,9 @@ class Position:
             self.epoch,
             samples,
             reading.batches,
-            (lambda: begun.restore(device, generators)) if reading.again else None,
+            (lambda: begun.restore(device, drawing)) if reading.again else None,
             # What the order of the data drew was drawn before the snapshot.
-            (lambda: now.restore(device, generators)) if reading.begun else None,
+            (lambda: now.restore(device, drawing)) if reading.begun else None,
         )
         reading.length, reading.batch_size = source.length, source.batch_size
         self._first = source.batches_in(samples)

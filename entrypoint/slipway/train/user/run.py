@@ -49,6 +49,7 @@ from slipway.train.user.objects import OF_SCRIPT, GeneratorState, Objects
 from slipway.train.user.pause import Pause
 from slipway.train.user.position import Position
 from slipway.train.user.replaying import UserReplays
+from slipway.train.user.script_places import ScriptPlaces
 from slipway.train.user.script_tensors import ScriptTensors
 from slipway.train.user.script_values import values_of_script
 from slipway.train.user.sources import data_of_workers
@@ -160,7 +161,7 @@ class ResumableRun:
         """See `resume`; `keeps`: snapshots."""
         self.keeps = keeps
         passed = objects.named_of_kind(object)
-        self._tensors = ScriptTensors(objects, ignored)
+        self._ignored, self._tensors = ignored, ScriptTensors(objects, ignored)
         if keeps:
             objects.named[OF_SCRIPT] = {"": self._tensors}
         self._objects, self._environ, self._process = objects, dict(os.environ), os.getpid()
@@ -218,7 +219,7 @@ class ResumableRun:
             if keeps:
                 self._restore()
                 if not self._counts.looped:  # else the loop does so where it begins
-                    self._tensors.begin()
+                    self._begin_tensors()
                 self._unsaved.begin(self._told)
             self._witness = open_witness(
                 os.environ,
@@ -489,6 +490,8 @@ class ResumableRun:
     def _begin_tensors(self) -> None:
         if self.keeps:
             self._tensors.begin()
+            script = self._unsaved.script = ScriptPlaces(self._objects, (*self._ignored, self.state))
+            self._contents.attributes.begin_loop(script)
 
     def _run_epochs(self, total: int) -> Iterator[int]:
         position = self._position

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from slipway.protocol.mistake import ConfigurationError
 from slipway.protocol.printable import counted
+from slipway.train.user.data_attributes import LONGEST
 from slipway.train.user.found import (
     GENERATORS,
     FoundObject,
@@ -35,6 +36,7 @@ from slipway.train.user.module_attributes import tensors_at, version_of
 from slipway.train.user.names import without_wrappers
 from slipway.train.user.objects import NAME, Objects
 from slipway.train.user.saved_states import SavedStates, bits_of, is_drawn_on, mark_of
+from slipway.train.user.script_places import ScriptPlaces
 from slipway.train.user.script_tensors import ScriptTensors
 from slipway.train.user.sources import inner_of
 from slipway.train.user.step_numbers import StepNumbers
@@ -74,6 +76,7 @@ class Unsaved:
     ) -> None:
         """Note which optimizers of this process step, until `close`. `keeps`: there are snapshots at all."""
         self._tensors = tensors
+        self.script: ScriptPlaces | None = None  # from where the loop begins
         self._objects, self._context, self._keeps = objects, context, keeps
         self._ignored = [without_wrappers(each) for each in ignored]
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -200,7 +203,16 @@ class Unsaved:
                 f"from its beginning. Make it a buffer of a model that is passed; or say that this is right: "
                 f"ignore=({place.name},)."
             )
+        for place in self.script.outgrown() if self.script else ():
+            self._warn(
+                f"{place.name} ({place.where()}) changes with the training, and cannot be saved: it has more than {LONGEST} "
+                "values, large tensors or some on a device. After a failure it starts from its beginning. Keep its values in "
+                "tensors that are made before the loop and changed where they are; or say that this is right: "
+                f"ignore=({place.name},)."
+            )
         for place in self._weight_copies.lost(saved) if searches else ():
+            if self.script and self.script.keeps(place.value):
+                continue
             where = f" ({found})" if (found := place.where()) else ""
             self._warn(
                 f"the tensors in {place.name}{where} change with the training, and are not saved: after a failure they start "
