@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -21,6 +22,7 @@ from once import make_once, shared_folder
 from training_jobs import SERVER, Job, Run, worker_environment
 
 import slipway
+from slipway.train.user import found
 from slipway.train.user.joining import SIGNALS
 from slipway.train.user.run import ResumableRun
 from slipway.train.user.too_late import SEEDING
@@ -35,6 +37,7 @@ TAKE_SECONDS = {
     "test_a_loop_that_was_broken_off_ends_like_one_that_was_not",
     "test_a_mistake_of_one_rank_ends_the_job_with_a_message",
     "test_a_model_of_transformers_is_fine_tuned_and_can_be_read_again",
+    "test_a_script_that_trains_several_times_resumes_in_the_training_that_failed",
     "test_a_stop_ends_all_ranks_at_one_step_with_a_checkpoint",
     "test_a_training_without_a_fault_raises_no_alarm",
     "test_a_writer_that_dies_at_any_operation_leaves_the_snapshot_before_or_the_new_one",
@@ -91,7 +94,9 @@ def few_objects() -> None:
 
 
 @pytest.fixture
-def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) -> Iterator[None]:
+def own_run(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None
+) -> Iterator[None]:
     """This process may train with `slipway.resume`, in the run `run`, as a script that nothing else has started.
 
     A loop that is broken off leaves its handlers of signals, which the next one would take for the user's own, and looks at what
@@ -106,6 +111,22 @@ def own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_objects: None) 
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(ResumableRun, "_leave", lambda run: None)
     monkeypatch.setattr("slipway.train.user.run.require_first", lambda: None)  # a test stands for several processes
+    # Neither the other modules of tests are the script's, nor what pytest knows of all tests, which its fixtures lead to. To walk
+    # through them takes a second each time.
+    of_pytest = (
+        pytest.Item,
+        pytest.Collector,
+        pytest.Config,
+        pytest.FixtureRequest,
+        pytest.MonkeyPatch,
+        pytest.CaptureFixture,
+    )
+    monkeypatch.setattr(found, "LEAVES", (*found.LEAVES, *of_pytest))
+    files = [getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]]
+    others = {file for file in files if Path(file).name.startswith("test_")}
+    others -= {request.module.__file__}
+    is_users = found.is_users
+    monkeypatch.setattr(found, "is_users", lambda names: names.get("__file__") not in others and is_users(names))
     monkeypatch.setattr("slipway.train.user.repeated.LEAST", float("inf"))  # seconds, which a busy machine takes
     usual = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
     yield

@@ -21,6 +21,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("text")
     for name in ("tokens", "unfinished", "folder"):
         (tmp_path / name).mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("text")
     (tmp_path / "tokens" / "manifest.json").write_text("{}")
     (tmp_path / "unfinished" / ".preparation").mkdir()
 
@@ -55,6 +57,7 @@ def test_another_form_is_refused_with_what_was_probably_meant(dataset: str, said
     ("option", "value", "said"),
     [
         ("--dataset", "file:note.txt", r"there is no note.txt in /.*\. Did you mean notes.txt\?"),
+        ("--dataset", "file:empty", r"empty is an empty folder\.$"),
         ("--dataset", "tokens:token", r"there is no token in /.*\. Did you mean tokens\?"),
         ("--dataset", "tokens:folder", r"folder holds no manifest.json. Make .* or type file:folder for text"),
         ("--dataset", "tokens:unfinished", r"unfinished is not finished; continue with the same"),

@@ -48,4 +48,5 @@ def main() -> None:
                 moments.write(f"{time.monotonic()} {run.step} {os.getpid()}\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

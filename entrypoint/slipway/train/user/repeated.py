@@ -6,6 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Repeated:
             str, torch.Tensor | None
         ] = {}  # entries that it had changed by then: as they were, None for new ones
         self._rest: Rest | None = None
+        self._unseen: int | None = None  # the number of steps there if nothing was looked at, to save time
         self._begun, self._spent = time.perf_counter(), 0.0
 
     def hold(self, snapshot: Snapshot, replaced: dict[str, torch.Tensor | None]) -> None:
@@ -94,23 +96,25 @@ class Repeated:
     def rest(self, state: dict[str, Any], steps: int) -> None:
         """Note the states at a place where a stop before the next step resumes: an epoch begins, or its data are at their end."""
         now = time.perf_counter()
-        self._rest = None
-        if self._spent <= LEAST + SHARE * (now - self._begun):
-            try:
-                self._rest = Rest(steps, marks(self._objects), to_bytes({"it": state}, "run.state"))
-            except ConfigurationError:  # the next boundary refuses it
-                return
-            self._spent += time.perf_counter() - now
+        self.go_on()
+        if self._spent > LEAST + SHARE * (now - self._begun):
+            self._unseen = steps
+            return
+        with suppress(ConfigurationError):  # the next boundary refuses it
+            self._rest = Rest(steps, marks(self._objects), to_bytes({"it": state}, "run.state"))
+        self._spent += time.perf_counter() - now
 
     def go_on(self) -> None:
         """Note that no stop resumes there any more."""
-        self._rest = None
+        self._rest = self._unseen = None
 
     def since_rest(self, steps: int) -> tuple[dict[tuple[str, str], str], dict[str, Any] | None, list[str]]:
         """Return what the script would do twice if it stopped now: the objects that have changed, with what was no tensor then,
         as JSON; `run.state` as it was; and the names of the objects that have other tensors now, which nobody could put back.
         Random generators draw again what they drew (see Position).
         """
+        if self._unseen == steps:
+            return {}, None, ["a passed object, perhaps"]
         if self._rest is None or self._rest.steps != steps:
             return {}, None, []
         now = marks(self._objects)
