@@ -77,13 +77,6 @@ def parse_hub_data(source: str) -> HubData:
 
 
 @told_if_unreadable("Give the path of a data set that this user can read.")
-def _is_empty_folder(path: Path) -> bool:
-    """Whether it is one, as far as this user may look."""
-    with suppress(OSError):
-        return path.is_dir() and not any(path.iterdir())
-    return False
-
-
 def check_dataset(dataset: str) -> None:
     """Raise ConfigurationError where a path is not there, is an empty file, or is no folder of tokens."""
     scheme, _, rest = dataset.partition(":")
@@ -94,7 +87,7 @@ def check_dataset(dataset: str) -> None:
     if scheme in (FILE, TOKENS) and not Path(rest).exists():
         text = f"--dataset {dataset}: there is no {rest}{seen_from(rest)}.{nearest_path(rest)}"
         raise ConfigurationError(text, missing=rest)
-    if scheme == FILE and _is_empty_folder(Path(rest)):
+    if scheme == FILE and Path(rest).is_dir() and not any(Path(rest).iterdir()):
         made = ", which Docker made because the file of -v is missing on the host" if Path(rest).is_mount() else ""
         raise ConfigurationError(f"--dataset {dataset}: {rest} is an empty folder{made}.")
     if scheme == FILE and Path(rest).is_file() and not Path(rest).stat().st_size:
