@@ -14,6 +14,7 @@ from typing import NamedTuple
 import click
 
 from slipway.cli.selftest import StoppedError, private_folder
+from slipway.launch.resolve.host import name_user
 from slipway.launch.resolve.packages import require_packages
 from slipway.protocol.errors import FAILED, LaunchError
 
@@ -119,12 +120,15 @@ def job(
 ) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """A job in a folder of its own, which ends with the block; also the moment at which it was started."""
     work.mkdir()
+    # A hang is named by a line of the user's own, and what is installed is not the user's.
+    script = shutil.copy(SCRIPT, work)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    kept |= name_user(os.environ)  # torch asks for the name, and a container's user may have none
     environ = {**kept, "CUDA_VISIBLE_DEVICES": "", "DEMO_FOLDER": str(work), "TMPDIR": str(work), **variables}
     with (work / "output").open("wb") as output:
         begun = time.monotonic()
         launcher = subprocess.Popen(
-            [sys.executable, *words, str(SCRIPT)],
+            [sys.executable, *words, script],
             cwd=work,
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -219,12 +219,12 @@ def quote_mount(source: str, target: str) -> str:
 
 def _in_compose(words: str, trains: bool, here: Invocation) -> str:
     """The project's own volumes are there. Its settings as well, which go on with the newest run and count its nodes."""
-    anew = " --resume none" if trains and "--resume" not in words else ""
+    fresh = " --resume none" if trains and "--resume" not in words else ""
     alone = " --standalone" if trains and here.nodes > 1 else ""
     user = "" if here.user == IMAGE_USER else f" --user {here.user}:0"
     volumes = [mount for mount in here.others if trains and mount[1].removesuffix(":ro") not in COMPOSE_FOLDERS]
     given = user + "".join(f" -v {quote_mount(*mount)}" for mount in volumes)
-    return f"{here.project}docker compose run --rm{given} {here.service} {words}{anew}{alone}"
+    return f"{here.project}docker compose run --rm{given} {here.service} {words}{fresh}{alone}"
 
 
 def _in_slurm(words: str, trains: bool, here: Invocation) -> str:
